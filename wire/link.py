@@ -134,7 +134,7 @@ class ClientLink:
         except zmq.Again:
             raise LinkOverflow("the queue to the peer is full") from None
 
-    def close(self) -> None:
-        """Close the socket; queued messages get 200 ms."""
-        self._socket.close()
+    def close(self, *, linger_ms: int = 200) -> None:
+        """Close the socket; queued messages get ``linger_ms``, 0 when the peer is known to be dead."""
+        self._socket.close(linger_ms)
         self._context.term()

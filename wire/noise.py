@@ -22,9 +22,15 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * _MIX1
-    z = (z ^ (z >> np.uint64(27))) * _MIX2
-    return z ^ (z >> np.uint64(31))
+    # In place with one scratch array: for a whole vocabulary, fresh temporaries would cost more than the arithmetic
+    # (each is over malloc's mmap threshold, so every one is page-faulted in: 0.34 ms against 0.1 ms for 49,152 ids).
+    scratch = np.empty_like(z)
+    for shift, factor in ((30, _MIX1), (27, _MIX2), (31, None)):
+        np.right_shift(z, np.uint64(shift), out=scratch)
+        np.bitwise_xor(z, scratch, out=z)
+        if factor is not None:
+            np.multiply(z, factor, out=z)
+    return z
 
 
 def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -41,7 +47,17 @@ def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> 
     with np.errstate(over="ignore"):  # wrapping multiplication is the point
         key = _mix(np.array([seed], dtype=np.uint64) + _GAMMA)
         key = _mix(key ^ (np.array([position], dtype=np.uint64) * _GAMMA + _MIX2))
-        bits = _mix(key + (token_ids.astype(np.uint64) + np.uint64(1)) * _GAMMA)
+        bits = token_ids.astype(np.uint64)
+        bits += np.uint64(1)
+        bits *= _GAMMA
+        bits += key
+        _mix(bits)
     # 53 random bits, centred in their cell so that neither 0 nor 1 can occur.
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    bits >>= np.uint64(11)
+    noise = bits.astype(np.float64)
+    noise += 0.5
+    noise *= 2.0**-53
+    for _ in range(2):  # -log(-log(u))
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise

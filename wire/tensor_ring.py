@@ -123,6 +123,11 @@ class TensorRingReader:
     def __init__(self, path: Path) -> None:
         self._map = _Mapping(path)
 
+    @property
+    def ring_id(self) -> int:
+        """Which writing of the ring this is attached to."""
+        return int(self._map.ring_id)
+
     def read(self, ref: TensorRef) -> npt.NDArray[np.generic]:
         """A copy of the tensor, owned by the caller.
 
