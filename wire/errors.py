@@ -14,6 +14,10 @@ __all__ = [
     "CodecError",
     "LinkClosed",
     "LinkOverflow",
+    "PeerError",
+    "PeerLate",
+    "PeerLost",
+    "PeerRefused",
     "ProtocolMismatch",
     "RingError",
     "StaleTensor",
@@ -40,6 +44,27 @@ class LinkOverflow(WireError):
 
 class ProtocolMismatch(WireError):
     """The peer speaks another protocol version."""
+
+
+class PeerError(WireError):
+    """A call to another process has no result."""
+
+
+class PeerLost(PeerError):
+    """The process is not connected, or died."""
+
+
+class PeerLate(PeerError):
+    """No answer in time; the answer is dropped if it comes."""
+
+
+class PeerRefused(PeerError):
+    """The process answered that it can't serve this call; ``code`` is one of its message's codes."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
 
 
 class RingError(WireError):

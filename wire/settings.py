@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["ConfigError", "build_section", "env_name", "load_profile", "setting"]
+__all__ = ["ConfigError", "build_section", "env_name", "load_profile", "section_environ", "setting"]
 
 Section = TypeVar("Section")
 
@@ -103,6 +103,17 @@ def build_section(
     if validate is not None:
         validate()
     return result
+
+
+def section_environ(section: str, settings: Any) -> dict[str, str]:
+    """The environment that makes another process read exactly these settings; unset (None) fields are left out."""
+    environ = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            environ[env_name(section, field.name)] = text
+    return environ
 
 
 def _convert(value: Any, hint: Any, key_path: str, *, strict: bool) -> Any:

@@ -1,0 +1,79 @@
+"""Settings of the HTTP edge. The loader (profile, environment, flags) is wire/settings.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wire.settings import ConfigError
+
+__all__ = ["GatewayConfig"]
+
+_MIN_KEY_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What the HTTP edge listens on, whom it lets in and how much a request may ask for."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; 0.0.0.0 for all interfaces."})
+    port: int = field(default=8000, metadata={"help": "TCP port to listen on; 0 picks a free one."})
+    api_keys: tuple[str, ...] = field(
+        default=(), repr=False, metadata={"help": "Accepted API keys; none leaves the gateway open to all."}
+    )
+    max_body_bytes: int = field(default=32 << 20, metadata={"help": "Largest request body, after decompression."})
+    body_timeout_s: float = field(default=60.0, metadata={"help": "Seconds a client may take to send its body."})
+    write_timeout_s: float = field(
+        default=60.0, metadata={"help": "Seconds a client may not read its stream before it counts as gone."}
+    )
+    max_choices: int = field(default=16, metadata={"help": "Largest n, and best_of, of one request."})
+    max_prompts: int = field(default=64, metadata={"help": "Most prompts in one completions request."})
+    max_messages: int = field(default=4096, metadata={"help": "Most messages in one chat request."})
+    max_stop_strings: int = field(default=4, metadata={"help": "Most stop strings in one request."})
+    max_stop_chars: int = field(default=1024, metadata={"help": "Longest stop string, in characters."})
+    max_logprobs: int = field(default=20, metadata={"help": "Largest top_logprobs, and completions logprobs."})
+    max_logit_bias: int = field(default=1024, metadata={"help": "Most entries in logit_bias."})
+    max_draft_tokens: int = field(default=16, metadata={"help": "Largest speculation.num_draft_tokens of a request."})
+    default_max_tokens: int = field(
+        default=16, metadata={"help": "Completions answer length if the client names none."}
+    )
+    keep_alive_s: float = field(
+        default=15.0, metadata={"help": "Idle seconds before a stream gets a keep-alive comment; 0 sends none."}
+    )
+    is_strict: bool = field(default=False, metadata={"help": "Refuse unknown request fields instead of ignoring them."})
+    allow_any_model: bool = field(
+        default=False, metadata={"help": "Answer whatever model name the client asks for, also none at all."}
+    )
+
+    def validate(self) -> None:
+        """Check every range once.
+
+        Raises:
+            ConfigError: names the key path and the allowed range.
+        """
+        if not self.host:
+            raise ConfigError("gateway.host", "must not be empty")
+        _check_range("port", self.port, 0, 65_535)
+        _check_range("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
+        _check_range("body_timeout_s", self.body_timeout_s, 0.05, 3600)
+        _check_range("write_timeout_s", self.write_timeout_s, 0.05, 3600)
+        _check_range("max_choices", self.max_choices, 1, 128)
+        _check_range("max_prompts", self.max_prompts, 1, 4096)
+        _check_range("max_messages", self.max_messages, 1, 1 << 20)
+        _check_range("max_stop_strings", self.max_stop_strings, 0, 256)
+        _check_range("max_stop_chars", self.max_stop_chars, 1, 1 << 16)
+        _check_range("max_logprobs", self.max_logprobs, 0, 1024)
+        _check_range("max_logit_bias", self.max_logit_bias, 0, 1 << 20)
+        _check_range("max_draft_tokens", self.max_draft_tokens, 1, 64)
+        _check_range("default_max_tokens", self.default_max_tokens, 1, 1 << 20)
+        _check_range("keep_alive_s", self.keep_alive_s, 0, 3600)
+        for index, key in enumerate(self.api_keys):
+            if len(key) < _MIN_KEY_CHARS or not key.isascii() or key != key.strip():
+                raise ConfigError(
+                    f"gateway.api_keys[{index}]",
+                    f"must be at least {_MIN_KEY_CHARS} ASCII characters, without spaces around",
+                )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # false for NaN too
+        raise ConfigError(f"gateway.{name}", f"must be between {low} and {high}, not {value}")
