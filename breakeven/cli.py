@@ -101,8 +101,8 @@ def verifier(settings: Settings) -> None:
     from verifier.embedded.compose import run
 
     setup_logging("console")
-    die_with_parent(os.getppid())
     config = settings.section("verifier", VerifierConfig)
+    die_with_parent(config.parent_pid or os.getppid())
     for key in ("endpoint", "ring_path"):
         if getattr(config, key) == "auto":
             raise ConfigError(f"verifier.{key}", "must be given when the verifier runs by itself")
@@ -116,7 +116,6 @@ def drafter(settings: Settings) -> None:
     from drafter.compose import run
 
     setup_logging("console")
-    die_with_parent(os.getppid())
     run(settings.section("drafter", DrafterConfig))
 
 

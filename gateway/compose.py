@@ -189,12 +189,13 @@ class _Gateway:
         await self._drafter_peer.run()
 
     def _verifier_command(self) -> tuple[Sequence[str], dict[str, str]]:
-        environ = {**os.environ, **section_environ("verifier", self._settings.verifier)}
+        config = replace(self._settings.verifier, parent_pid=os.getpid())
+        environ = {**os.environ, **section_environ("verifier", config)}
         return [sys.executable, "-m", "breakeven", "verifier"], environ
 
     def _drafter_command(self) -> tuple[Sequence[str], dict[str, str]]:
         assert self._target is not None
-        config = self._settings.drafter
+        config = replace(self._settings.drafter, parent_pid=os.getpid())
         if config.target_model_dir is None:
             config = replace(config, target_model_dir=Path(self._target.model_dir))
         environ = {**os.environ, **section_environ("drafter", config)}

@@ -1,20 +1,30 @@
-"""What rounds cost: one cell per (batch bucket, number of draft tokens), measured, never fitted by a line.
+"""What rounds cost: one cell per number of draft tokens, measured, never fitted by a line over all of them.
 
-Costs are staircases: kernels and graphs step, so a line through three points picks a bad K.
+Costs are staircases: kernels and graphs step, so a line through three points picks a bad K. A table belongs to one
+bucket, which is a batch bucket and a context class.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
 
-__all__ = ["BUCKETS", "CostCell", "CostTable", "batch_bucket"]
+from gateway.speculation.change_detection import PageHinkley
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+__all__ = ["BUCKETS", "CostCell", "CostTable", "batch_bucket", "context_class"]
 
-_SEED_SAMPLES = 3
-_ALPHA = 0.05  # weight of a new sample once the cell is seeded
-_CLAMP = 2.0  # a sample counts as at most this many times the cell, so that one stall moves it by 5 %
-_STALL = 10.0  # beyond this it is a stall and is not counted at all
+BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+_SEED_SAMPLES: Final = 3
+_ALPHA: Final = 0.03  # least weight of a new sample: 33 rounds of memory, so a cell errs by cv * sqrt(0.015)
+_CLAMP: Final = 2.0  # a sample counts as at most this many times the cell, so that one stall moves it by 3 %
+_STALL: Final = 10.0  # beyond this it is a stall and is not counted at all
+_AGED_COUNT: Final = 3  # samples a cell is believed to hold after a change alarm
+_MIN_DEVIATION: Final = 0.02  # of log seconds: timers and schedulers jitter by this much anywhere
+_INFER_EVERY: Final = 16  # samples; inferring is a sort, and measured cells move slowly
+_CONTEXT_BASE: Final = 512  # tokens; attention starts to show in a round's time above it
 
 
 def batch_bucket(batch_size: int) -> int:
@@ -22,31 +32,83 @@ def batch_bucket(batch_size: int) -> int:
     return next((bucket for bucket in BUCKETS if batch_size <= bucket), BUCKETS[-1])
 
 
+def context_class(context_len: float) -> int:
+    """0 up to 512 tokens, then one class for each factor of two."""
+    return 0 if context_len <= _CONTEXT_BASE else math.ceil(math.log2(context_len / _CONTEXT_BASE))
+
+
 @dataclass(slots=True)
 class CostCell:
-    """Seconds of one kind of round: the first sample of a shape is dropped (it may compile or page in), the next three
-    give the seed by their minimum, later ones move it slowly."""
+    """Seconds of one kind of round.
+
+    The first sample of a shape is dropped (it may compile or page in). Up to three samples the value is their median,
+    then a running mean that becomes an exponential one, every sample clamped to twice the value. The minimum of three,
+    which suits graph replays without noise, is a quarter too low where round times scatter by 25 %.
+    """
 
     seconds: float | None = None
     count: int = 0
     num_stalls: int = 0
+    deviation: float = 0.2  # of log seconds, a running mean of absolute values scaled to a standard deviation
+    low_s: float = 0.0  # ``seconds`` less one standard error
+    high_s: float = 0.0  # ``seconds`` and one standard error
     _is_warm: bool = False
     _seed: list[float] = field(default_factory=list)
+    _weight_count: int = 0
+    _change: PageHinkley = field(default_factory=lambda: PageHinkley(drift=0.3, threshold=15.0))
 
-    def observe(self, seconds: float) -> None:
-        """Count one sample."""
+    def clamp(self, seconds: float) -> float | None:
+        """What ``seconds`` counts as: itself, at most twice the cell, or None for a stall."""
+        if self.seconds is None:
+            return seconds
+        if seconds > _STALL * self.seconds:
+            return None
+        return min(seconds, _CLAMP * self.seconds)
+
+    def observe(self, seconds: float) -> bool:
+        """Count one sample; True means the costs have changed."""
         if not self._is_warm:
             self._is_warm = True
-            return
+            return False
+        used = self.clamp(seconds)
+        if used is None:
+            self.num_stalls += 1
+            return False
+        self.count += 1
+        self._weight_count += 1
         if self.seconds is None or len(self._seed) < _SEED_SAMPLES:
             self._seed.append(seconds)
-            self.seconds = min(self._seed)
-        elif seconds > _STALL * self.seconds:
-            self.num_stalls += 1
-            return
-        else:
-            self.seconds += _ALPHA * (min(seconds, _CLAMP * self.seconds) - self.seconds)
-        self.count += 1
+            self.seconds = median(self._seed)
+            self._bound()
+            return False
+        log_ratio = math.log(max(used, 1e-9) / self.seconds)
+        is_changed = self._change.observe(log_ratio / max(self.deviation, _MIN_DEVIATION))
+        weight = max(_ALPHA, 1.0 / self._weight_count)
+        self.deviation += max(_ALPHA, 1.0 / (self.count + _SEED_SAMPLES)) * (1.25 * abs(log_ratio) - self.deviation)
+        self.seconds += weight * (used - self.seconds)
+        self._bound()
+        return is_changed
+
+    def age(self) -> None:
+        """Believe the value less: the next samples weigh as after the seed."""
+        self._weight_count = min(self._weight_count, _AGED_COUNT)
+
+    def inherit(self, seconds: float) -> None:
+        """Start from a neighbour's value, which a few samples of one's own overrule."""
+        self.seconds, self._is_warm = seconds, True
+        self._seed = [seconds] * _SEED_SAMPLES
+        self.count = self._weight_count = _AGED_COUNT
+        self._bound()
+
+    def _bound(self) -> None:
+        assert self.seconds is not None
+        error = self.deviation * max(_ALPHA / 2.0, 1.0 / self._weight_count) ** 0.5
+        self.low_s, self.high_s = self.seconds * max(0.5, 1.0 - error), self.seconds * (1.0 + error)
+
+    @property
+    def is_warm(self) -> bool:
+        """The shape has run before."""
+        return self._is_warm
 
     @property
     def is_seeded(self) -> bool:
@@ -55,20 +117,102 @@ class CostCell:
 
 
 class CostTable:
-    """Cells by (bucket, K)."""
+    """Cells by K."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], CostCell] = {}
+        self.cells: dict[int, CostCell] = {}
+        self._inferred: dict[int, float | None] = {}
+        self._since_inferred = 0
 
-    def cell(self, bucket: int, num_draft_tokens: int) -> CostCell:
+    def cell(self, num_draft_tokens: int) -> CostCell:
         """The cell, made on first use."""
-        return self._cells.setdefault((bucket, num_draft_tokens), CostCell())
+        cell = self.cells.get(num_draft_tokens)
+        if cell is None:
+            cell = self.cells[num_draft_tokens] = CostCell()
+        return cell
 
-    def known(self, bucket: int) -> dict[int, CostCell]:
-        """Cells of one bucket that hold a value, by K."""
-        return {k: cell for (b, k), cell in sorted(self._cells.items()) if b == bucket and cell.seconds is not None}
+    def known(self) -> dict[int, CostCell]:
+        """Cells that hold a value, by K."""
+        return {k: cell for k, cell in sorted(self.cells.items()) if cell.seconds is not None}
 
-    @property
-    def buckets(self) -> list[int]:
-        """Buckets with at least one cell."""
-        return sorted({bucket for bucket, _ in self._cells})
+    def is_measured(self, num_draft_tokens: int) -> bool:
+        """Whether that K has run often enough."""
+        cell = self.cells.get(num_draft_tokens)
+        return cell is not None and cell.is_seeded
+
+    def seconds(self, num_draft_tokens: int) -> float | None:
+        """Seconds of a round as measured; None before the first sample."""
+        cell = self.cells.get(num_draft_tokens)
+        return None if cell is None else cell.seconds
+
+    def likely_seconds(self, num_draft_tokens: int) -> float | None:
+        """As measured where it is, else the least that it may cost; see ``low_seconds``."""
+        cell = self.cells.get(num_draft_tokens)
+        if cell is not None and cell.is_seeded:
+            return cell.seconds
+        return self.low_seconds(num_draft_tokens)
+
+    def low_seconds(self, num_draft_tokens: int) -> float | None:
+        """The least that a round may cost: measured less one standard error, or inferred.
+
+        Between two measured K it is their line. Above all of them it is the cost of the last one: a step may be flat, and
+        a line from plain decode would take a large fixed cost for a slope and hide all longer drafts. Only for deciding
+        what to measure: a missing K never inherits a cheaper neighbour's cost for anything else. None where no
+        drafting round has been measured.
+        """
+        cell = self.cells.get(num_draft_tokens)
+        if cell is not None and cell.seconds is not None:
+            return cell.low_s
+        if num_draft_tokens not in self._inferred:
+            self._inferred[num_draft_tokens] = self._infer(num_draft_tokens)
+        return self._inferred[num_draft_tokens]
+
+    def samples_changed(self, num_draft_tokens: int) -> None:
+        """That cell took a sample: inferences are redone, at once while it is new and now and then later."""
+        self._since_inferred += 1
+        if self._since_inferred >= _INFER_EVERY or not self.is_measured(num_draft_tokens):
+            self._since_inferred = 0
+            self._inferred.clear()
+
+    def _infer(self, num_draft_tokens: int) -> float | None:
+        known = [(k, c.seconds) for k, c in sorted(self.cells.items()) if c.seconds is not None]
+        if not known or known[-1][0] == 0:
+            return None
+        upper = next((i for i, (k, _) in enumerate(known) if k > num_draft_tokens), None)
+        if upper is None:
+            return known[-1][1]
+        if upper == 0:
+            return None
+        (low_k, low_s), (high_k, high_s) = known[upper - 1], known[upper]
+        return low_s + (high_s - low_s) * (num_draft_tokens - low_k) / (high_k - low_k)
+
+    def slope_s(self) -> float | None:
+        """Seconds that one more draft token a stream adds to a speculating batch's round, >= 0.
+
+        The least-squares slope over the measured K >= 1, weighted by samples: the mean K of a batch moves between the
+        steps of the staircase anyway. None with fewer than two of them.
+        """
+        known = [
+            (k, c.seconds, min(c.count, 33))
+            for k, c in self.cells.items()
+            if k and c.is_seeded and c.seconds is not None
+        ]
+        if len(known) < 2:
+            return None
+        weight = sum(n for _, _, n in known)
+        mean_k = sum(k * n for k, _, n in known) / weight
+        mean_s = sum(s * n for _, s, n in known) / weight
+        covariance = sum((k - mean_k) * (s - mean_s) * n for k, s, n in known)
+        return max(0.0, covariance / sum((k - mean_k) ** 2 * n for k, _, n in known))
+
+    def age(self) -> None:
+        """A change alarm: believe every cell less."""
+        for cell in self.cells.values():
+            cell.age()
+
+    def inherit(self, other: CostTable) -> None:
+        """Start every cell that ``other`` knows and this table does not from its value."""
+        for k, cell in other.known().items():
+            if k not in self.cells and cell.seconds is not None:
+                self.cell(k).inherit(cell.seconds)
+        self._inferred.clear()

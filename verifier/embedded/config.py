@@ -29,6 +29,7 @@ class VerifierConfig:
     prefill_chunk_tokens: int = setting(
         48, "prompt tokens computed in one pass, so that decoding streams never wait long"
     )
+    parent_pid: int = setting(0, "process to end with, for a launcher that may die first; 0 = whoever started it")
     prefix_cache_tokens: int = setting(65536, "positions kept of finished requests for reuse; 0 = no reuse")
 
     @property

@@ -98,6 +98,11 @@ class EmbeddedEngine:
         )
 
     @property
+    def model(self) -> TargetModel:
+        """The weights and forward pass this engine runs."""
+        return self._model
+
+    @property
     def has_work(self) -> bool:
         """True if ``step`` has something to compute or to answer."""
         return bool(self._waiting or self._refused)

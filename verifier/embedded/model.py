@@ -75,6 +75,15 @@ class TargetModel:
         """Numbers per position in the drafter's features: three hidden states side by side."""
         return len(self.aux_layer_ids) * self.architecture.hidden_size
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes a pass must read at least once: all layers and the output head."""
+        packed = [
+            self._lm_head,
+            *(w for layer in self._layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        ]
+        return sum(weight.data.numel() * 4 for weight in packed)
+
     def new_cache(self) -> KvCache:
         """An empty cache for one request."""
         return KvCache(

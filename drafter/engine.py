@@ -1,0 +1,316 @@
+"""Runs one batch: applies each request's messages, drafts for all of them together, answers every message.
+
+Rows per batch: all pending slots of all requests in one forward, then one forward of one row per request for each
+further draft token; requests that want fewer drop out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cpukernels.ports import ragged_rows
+from drafter.choice import choose_draft_index
+from drafter.errors import DraftRejected
+from drafter.model import DraftModel
+from drafter.policy import DraftWork, Waiting, choose_evictions
+from drafter.ports import FeatureSource
+from drafter.state import RequestState
+from wire.errors import RingError, StaleTensor
+from wire.messages import DraftExtend, DraftFailed, DraftProposal
+from wire.sampling import SamplingParams
+
+__all__ = ["BatchOutcome", "DraftEngine", "EngineLimits", "Reply"]
+
+_log = logging.getLogger(__name__)
+# Bounds the memory of one forward: a long prompt is read in pieces.
+_MAX_ROWS = 1024
+_NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Longest chain, longest prompt + output, and number of requests whose state is kept."""
+
+    max_draft_tokens: int
+    max_context_len: int
+    max_requests: int
+    shared_noise: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer and who gets it."""
+
+    peer: bytes
+    message: DraftProposal | DraftFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """One reply for each message of the batch; ``num_rows``: input rows of all its forwards."""
+
+    replies: tuple[Reply, ...]
+    num_rows: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ask:
+    """A request that wants a draft in this batch."""
+
+    waiting: Waiting
+    state: RequestState
+    num_draft_tokens: int
+    draft_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the draft rests on: all that the committed ids allow."""
+        return self.waiting.message.base_len - 1
+
+
+class DraftEngine:
+    """Owns the model and all requests' states. Not thread-safe: one engine thread runs it."""
+
+    def __init__(self, model: DraftModel, features: FeatureSource, limits: EngineLimits) -> None:
+        needed = limits.max_context_len + limits.max_draft_tokens
+        assert model.num_positions >= needed
+        self._model = model
+        self._features = features
+        self._limits = limits
+        self._states: OrderedDict[str, RequestState] = OrderedDict()
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests whose state is held."""
+        return len(self._states)
+
+    def run(self, works: Sequence[DraftWork]) -> BatchOutcome:
+        """Run one batch. Never raises for a request's sake: what goes wrong becomes its DraftFailed."""
+        with torch.inference_mode():
+            replies: list[Reply] = []
+            asks = [ask for work in works if (ask := self._align(work, replies)) is not None]
+            num_rows = 0
+            try:
+                num_rows = self._draft(asks)
+            except Exception as error:  # noqa: BLE001 - the batch is a request boundary, logged with traceback
+                _log.exception("event=draft_batch_failed num_requests=%d", len(asks))
+                for ask in asks:
+                    self._states.pop(ask.waiting.message.request_id, None)
+                    replies.append(self._failed(ask.waiting, "internal", repr(error)))
+            else:
+                replies.extend(self._proposed(ask.waiting, ask.draft_ids) for ask in asks)
+            self._evict({work.request_id for work in works})
+            self.counters["batches"] += 1
+            self.counters["rows"] += num_rows
+            return BatchOutcome(replies=tuple(replies), num_rows=num_rows)
+
+    def close(self, request_id: str) -> None:
+        """Free a request's state."""
+        if self._states.pop(request_id, None) is not None:
+            self.counters["closed"] += 1
+
+    # ------------------------------------------------------------ aligning
+
+    def _align(self, work: DraftWork, replies: list[Reply]) -> _Ask | None:
+        """Apply a request's messages in order; answer all but the one that gets a draft."""
+        replies.extend(self._superseded(waiting) for waiting in work.skipped)
+        newest = work.applied[-1]
+        for waiting in work.applied:
+            try:
+                state = self._apply(waiting.message, work.sampling)
+                ask = self._ask(waiting, state) if waiting is newest else None
+            except DraftRejected as rejected:
+                replies.append(self._failed(waiting, rejected.code, str(rejected)))
+            except Exception as error:  # noqa: BLE001 - a request boundary, logged with traceback
+                _log.exception("event=align_failed request_id=%s", work.request_id)
+                self._states.pop(work.request_id, None)
+                replies.append(self._failed(waiting, "internal", repr(error)))
+            else:
+                if ask is not None:
+                    return ask
+                replies.append(self._proposed(waiting, ()) if waiting is newest else self._superseded(waiting))
+        return None
+
+    def _apply(self, message: DraftExtend, sampling: SamplingParams | None) -> RequestState:
+        self._check(message)
+        state = self._states.get(message.request_id)
+        if message.start == 0:
+            # A request's first message, or a re-sync: nothing held is trusted, except how it samples.
+            fresh = RequestState(feature_size=self._model.feature_size, cache=self._model.new_cache())
+            if state is not None:
+                fresh.sampling = state.sampling
+                self.counters["resyncs"] += 1
+            state = self._states[message.request_id] = fresh
+        if state is None:
+            raise DraftRejected("unknown_request", "no state is held for this request")
+        if message.start > len(state.ids):
+            raise DraftRejected("feature_gap", f"ids start at {message.start}, only {len(state.ids)} are known")
+        self._states.move_to_end(message.request_id)
+        if sampling is not None:
+            state.sampling = sampling
+        state.replace_ids(message.start, message.token_ids)
+        self._read_spans(state, message)
+        return state
+
+    def _check(self, message: DraftExtend) -> None:
+        if message.start < 0 or message.base_len != message.start + len(message.token_ids):
+            raise DraftRejected("internal", f"start {message.start} and the ids don't add up to {message.base_len}")
+        if message.base_len > self._limits.max_context_len:
+            raise DraftRejected("context_limit", f"{message.base_len} ids, limit {self._limits.max_context_len}")
+        if message.token_ids and not 0 <= min(message.token_ids) <= max(message.token_ids) < self._model.vocab_size:
+            raise DraftRejected("internal", f"an id is outside the vocabulary of {self._model.vocab_size}")
+
+    def _read_spans(self, state: RequestState, message: DraftExtend) -> None:
+        """Append the rows not held yet. Rows past base_len - 2 belong to rejected drafts and are cut."""
+        for span in message.spans:
+            store, shape = state.features, span.ref.shape
+            if len(shape) != 2 or shape[1] != self._model.feature_size:
+                raise DraftRejected("internal", f"features of shape {shape}, {self._model.feature_size} wide expected")
+            if span.start > store.end:
+                raise DraftRejected("feature_gap", f"span from {span.start}, features are held up to {store.end}")
+            begin, end = store.end - span.start, min(shape[0], message.base_len - 1 - span.start)
+            if begin >= end:
+                continue
+            try:
+                rows = self._features.read(span.ref)
+            except StaleTensor as error:
+                raise DraftRejected("stale_features", str(error)) from None
+            except RingError as error:
+                raise DraftRejected("internal", str(error)) from None
+            store.append(rows[begin:end])
+
+    def _ask(self, waiting: Waiting, state: RequestState) -> _Ask | None:
+        message = waiting.message
+        room = self._limits.max_context_len - message.base_len
+        count = min(message.num_draft_tokens, self._limits.max_draft_tokens, room)
+        if count < 1 or message.base_len < 2:
+            return None
+        if state.features.end < message.base_len - 1:
+            raise DraftRejected(
+                "feature_gap", f"features up to {state.features.end}, {message.base_len - 1} needed to draft"
+            )
+        return _Ask(waiting=waiting, state=state, num_draft_tokens=count)
+
+    # ------------------------------------------------------------ drafting
+
+    def _draft(self, asks: Sequence[_Ask]) -> int:
+        """Fill every ask's draft_ids; returns the rows it took."""
+        if not asks:
+            return 0
+        num_rows = self._shorten(asks)
+        for ask in asks:
+            # At least the last slot is computed (again): its state is what the first guess comes from.
+            ask.state.cache.length = min(ask.state.cache.length, ask.num_slots - 1)
+        counts = [ask.num_slots - ask.state.cache.length for ask in asks]
+        states = self._extend(asks, counts, np.cumsum(counts) - 1)
+        for ask in asks:
+            ask.state.settle(ask.num_slots)
+        num_rows += sum(counts)
+        try:
+            num_rows += self._chain(asks, states)
+        finally:
+            for ask in asks:
+                ask.state.cache.length = ask.num_slots
+        return num_rows
+
+    def _shorten(self, asks: Sequence[_Ask]) -> int:
+        """Read long stretches in pieces, keys and values only, until the rest fits one forward."""
+        num_rows = 0
+        while sum(pending := [ask.num_slots - ask.state.cache.length for ask in asks]) > _MAX_ROWS:
+            longest = asks[int(np.argmax(pending))]
+            count = min(max(pending) - 1, _MAX_ROWS)
+            if count < 1:
+                break
+            self._extend([longest], [count], _NO_ROWS)
+            longest.state.settle(longest.state.cache.length + count)
+            num_rows += count
+        return num_rows
+
+    def _extend(
+        self, asks: Sequence[_Ask], counts: Sequence[int], wanted: npt.NDArray[np.int64]
+    ) -> torch.Tensor:  # [len(wanted), H]
+        caches = [ask.state.cache for ask in asks]
+        features, ids = [], []
+        for ask, count in zip(asks, counts, strict=True):
+            begin = ask.state.cache.length
+            features.append(ask.state.features.rows(begin, begin + count))
+            ids.extend(ask.state.ids[begin + 1 : begin + 1 + count])
+        hidden = self._model.fuse(torch.from_numpy(np.concatenate(features)))
+        return self._model.forward(hidden, torch.tensor(ids), ragged_rows(caches, counts), wanted)
+
+    def _chain(self, asks: Sequence[_Ask], states: torch.Tensor) -> int:  # [N, H]
+        """Guess from the last slots' states, then feed each guess back; returns the rows it took."""
+        num_rows = 0
+        active = list(asks)
+        while True:
+            logits, fed_back = self._model.guess(states)
+            for row, ask in enumerate(active):
+                ask.draft_ids.append(self._choose(ask, logits[row]))
+            going = [row for row, ask in enumerate(active) if len(ask.draft_ids) < ask.num_draft_tokens]
+            if not going:
+                return num_rows
+            if len(going) < len(active):
+                active, fed_back = [active[row] for row in going], fed_back[going]
+            rows = ragged_rows([ask.state.cache for ask in active], [1] * len(active))
+            ids = torch.tensor([ask.draft_ids[-1] for ask in active])
+            states = self._model.forward(fed_back, ids, rows, np.arange(len(active)))
+            for ask in active:
+                ask.state.cache.length += 1
+            num_rows += len(active)
+
+    def _choose(self, ask: _Ask, logits: torch.Tensor) -> int:  # [draft vocab]
+        index = choose_draft_index(
+            logits,
+            sampling=ask.state.sampling,
+            shared_noise=self._limits.shared_noise,
+            position=ask.waiting.message.base_len + len(ask.draft_ids),
+            target_ids=self._model.target_ids,
+        )
+        return int(self._model.target_ids[index])
+
+    # ------------------------------------------------------------ replies
+
+    def _evict(self, needed: set[str]) -> None:
+        for request_id in choose_evictions(list(self._states), max_requests=self._limits.max_requests, needed=needed):
+            del self._states[request_id]
+            self.counters["evicted"] += 1
+
+    def _proposed(self, waiting: Waiting, draft_ids: Sequence[int]) -> Reply:
+        self.counters["proposals"] += bool(draft_ids)
+        self.counters["draft_tokens"] += len(draft_ids)
+        return _reply(waiting, draft_ids)
+
+    def _superseded(self, waiting: Waiting) -> Reply:
+        self.counters["superseded"] += 1
+        return _reply(waiting, ())
+
+    def _failed(self, waiting: Waiting, code: str, text: str) -> Reply:
+        self.counters[f"failed_{code}"] += 1
+        message = waiting.message
+        failed = DraftFailed(
+            request_id=message.request_id,
+            round_id=message.round_id,
+            base_len=message.base_len,
+            code=code,
+            message=text,
+        )
+        return Reply(peer=waiting.peer, message=failed)
+
+
+def _reply(waiting: Waiting, draft_ids: Sequence[int]) -> Reply:
+    message = waiting.message
+    proposal = DraftProposal(
+        request_id=message.request_id,
+        round_id=message.round_id,
+        base_len=message.base_len,
+        draft_ids=tuple(draft_ids),
+    )
+    return Reply(peer=waiting.peer, message=proposal)
