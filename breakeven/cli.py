@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from breakeven import __version__
+from breakeven.load_bar import LoadBar
 from breakeven.logs import setup_logging
 from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings
 from drafter.config import DrafterConfig
@@ -32,6 +33,12 @@ app = typer.Typer(
 )
 
 
+_SWITCHES = {
+    "head": "Measure the head on the target's own text.",
+    "force": "Only warn about a head that fails its check.",
+}
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
@@ -41,8 +48,10 @@ def main() -> None:
         sys.exit(2)
 
 
-def _with_settings(*sections: str) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
-    """Give a command --profile and one flag per setting of ``sections``."""
+def _with_settings(
+    *sections: str, switches: tuple[str, ...] = ()
+) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
+    """Give a command --profile, one flag per setting of ``sections``, and on/off ``switches`` of its own."""
 
     def decorate(command: Callable[[Settings], None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
@@ -56,6 +65,10 @@ def _with_settings(*sections: str) -> Callable[[Callable[[Settings], None]], Cal
                 flag = f"--{section}.{field.name.replace('_', '-')}"
                 help_text = field.metadata.get("help", "")
                 parameters.append(_parameter(f"{section}__{field.name}", str | None, None, flag, help_text, section))
+        for switch in switches:
+            option = typer.Option(f"--{switch}", help=_SWITCHES[switch])
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(switch, kind, default=False, annotation=Annotated[bool, option]))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -91,7 +104,8 @@ def serve(settings: Settings) -> None:
         drafter=settings.section("drafter", DrafterConfig),
         version=__version__,
     )
-    uvloop.run(serve_gateway(resolved))
+    with LoadBar() as bar:
+        uvloop.run(serve_gateway(resolved, on_phase=bar.show))
 
 
 @app.command()
@@ -117,6 +131,22 @@ def drafter(settings: Settings) -> None:
 
     setup_logging("console")
     run(settings.section("drafter", DrafterConfig))
+
+
+@app.command()
+@_with_settings("gateway", "verifier", "drafter", switches=("head", "force"))
+def doctor(settings: Settings) -> None:
+    """Check ports, versions, model and head; --head measures the head on the target's own text."""
+    from breakeven.doctor import run_doctor
+
+    status = run_doctor(
+        settings.section("gateway", GatewayConfig),
+        settings.section("verifier", VerifierConfig),
+        settings.section("drafter", DrafterConfig),
+        with_head=settings.switch("head"),
+        force=settings.switch("force"),
+    )
+    raise typer.Exit(status)
 
 
 @app.command()

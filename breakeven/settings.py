@@ -46,6 +46,10 @@ class Settings:
                 raise ConfigError(name, f"unknown section; known are {', '.join(SECTIONS)}")
         self._tables, self._environ, self._flags = tables, environ, flags
 
+    def switch(self, name: str) -> bool:
+        """True if an on/off flag of the command itself was given."""
+        return bool(self._flags.get(name))
+
     def section(self, name: str, cls: type[Section]) -> Section:
         """One section.
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from gateway.http.app import create_app, start_server
 from gateway.late_codec import LateCodec
 from gateway.loop import GatewayEngine
 from gateway.peers import Peer
+from gateway.ports import LoadPhase
 from gateway.recorder import Recorder
 from gateway.request_run import RunParts
 from gateway.speculation.controller import Controller, ControllerLimits
@@ -52,11 +53,11 @@ class GatewaySettings:
     version: str
 
 
-async def serve(settings: GatewaySettings, *, on_listening: asyncio.Future[tuple[str, int]] | None = None) -> None:
+async def serve(settings: GatewaySettings, *, on_phase: Callable[[LoadPhase], None] | None = None) -> None:
     """Start everything, serve until SIGTERM or SIGINT, drain, stop everything.
 
     Args:
-        on_listening: gets the address once the HTTP port is open; the model may still be loading.
+        on_phase: told where loading stands, several times a second until the model is ready.
 
     Raises:
         OSError: the port is taken. ProtocolMismatch: another version of verifier or drafter answered.
@@ -66,12 +67,12 @@ async def serve(settings: GatewaySettings, *, on_listening: asyncio.Future[tuple
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     with _private_places(settings) as resolved:
-        await _serve(resolved, stopped, on_listening)
+        await _serve(resolved, stopped, on_phase)
     log.info("stopped")
 
 
 async def _serve(
-    settings: GatewaySettings, stopped: asyncio.Event, on_listening: asyncio.Future[tuple[str, int]] | None
+    settings: GatewaySettings, stopped: asyncio.Event, on_phase: Callable[[LoadPhase], None] | None
 ) -> None:
     async with asyncio.TaskGroup() as group:
         gateway = _Gateway(settings, group)
@@ -80,8 +81,8 @@ async def _serve(
         try:
             host, port = runner.addresses[0][:2]
             log.info("listening", url=f"http://{host}:{port}", model=settings.engine.model_name)
-            if on_listening is not None:
-                on_listening.set_result((host, port))
+            if on_phase is not None:
+                tasks.append(group.create_task(_report_phases(gateway.engine, on_phase)))
             await stopped.wait()
             log.info("draining", running=gateway.engine.stats().requests.running)
             await gateway.engine.drain()
@@ -89,6 +90,13 @@ async def _serve(
             await runner.cleanup()
             for task in tasks:
                 task.cancel()
+
+
+async def _report_phases(engine: GatewayEngine, on_phase: Callable[[LoadPhase], None]) -> None:
+    while not (phase := engine.load_phase()).is_ready:
+        on_phase(phase)
+        await asyncio.sleep(0.2)
+    on_phase(phase)
 
 
 @contextlib.contextmanager

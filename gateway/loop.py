@@ -26,6 +26,11 @@ class PeerView(Protocol):
         """It is connected and has loaded."""
         ...
 
+    @property
+    def progress(self) -> float | None:
+        """Share of its current load phase that is done."""
+        ...
+
     def stats(self) -> PeerStats:
         """For /stats."""
         ...
@@ -116,6 +121,7 @@ class GatewayEngine:
             is_ready=self._verifier_peer.is_up and not self._is_draining,
             is_draining=self._is_draining,
             phase="draining" if self._is_draining else verifier.phase,
+            progress=self._verifier_peer.progress,
         )
 
     def model_card(self) -> ModelCard:

@@ -99,6 +99,7 @@ class Peer:
         self._backoff = backoff or Backoff()
         self._state = "starting"
         self._phase = "waiting to start"
+        self._progress: float | None = None
         self._pid: int | None = None
         self._starts = 0
         self._last_error: str | None = None
@@ -108,6 +109,11 @@ class Peer:
     def is_up(self) -> bool:
         """It is connected and has loaded."""
         return self._state == "up"
+
+    @property
+    def progress(self) -> float | None:
+        """Share of its current load phase that is done, if it says so."""
+        return self._progress
 
     def stats(self) -> PeerStats:
         """For /stats."""
@@ -129,7 +135,7 @@ class Peer:
         while True:
             begin_s = self._clock()
             self._starts += 1
-            self._state, self._phase = "starting", "starting"
+            self._state, self._phase, self._progress = "starting", "starting", None
             reason = await self._one_life()
             was_up = self._state == "up"
             self._state, self._phase, self._pid, self._last_error = "down", "down", None, reason
@@ -185,7 +191,7 @@ class Peer:
             self._pid = welcome.pid
             while True:
                 status = await self._client.status(timeout_s=self._timings.dead_s)
-                self._phase, self._counters = status.phase, status.counters
+                self._phase, self._progress, self._counters = status.phase, status.progress, status.counters
                 if status.error is not None:
                     return status.error
                 if status.is_ready and self._state != "up":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,12 @@ class TargetModel:
             num_kv_heads=self.architecture.num_kv_heads,
             head_dim=self.architecture.head_dim,
         )
+
+    def with_aux_layers(self, aux_layer_ids: tuple[int, ...]) -> TargetModel:
+        """The same weights, emitting the inputs of other layers; for checking a head's convention."""
+        other = copy.copy(self)
+        other.aux_layer_ids = aux_layer_ids
+        return other
 
     def forward(
         self, input_ids: npt.NDArray[np.int64], rows: RaggedRows
