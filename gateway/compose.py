@@ -172,6 +172,7 @@ class _Gateway:
             recorder=recorder,
             codec=self._codec,
             clock=time.monotonic,
+            spawn=group.create_task,
         )
         self.engine = GatewayEngine(
             settings.engine,

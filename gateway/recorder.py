@@ -77,6 +77,7 @@ class Recorder:
         self._verify_costs: dict[tuple[int, int], LatencyWindow] = {}
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
         self._rounds = self._plain_rounds = self._drafted = self._accepted = self._committed = 0
+        self._shadows = self._shadow_drafted = self._shadow_accepted = 0
         self._drafted_at = [0] * max_draft_tokens
         self._accepted_at = [0] * max_draft_tokens
 
@@ -103,6 +104,12 @@ class Recorder:
         for position in range(min(outcome.num_draft_tokens, len(self._drafted_at))):
             self._drafted_at[position] += 1
             self._accepted_at[position] += position < outcome.num_accepted_tokens
+
+    def shadow_done(self, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """A shadow proposal was scored against the plain stream."""
+        self._shadows += 1
+        self._shadow_drafted += num_draft_tokens
+        self._shadow_accepted += num_accepted_tokens
 
     def batch_done(self, batch: BatchObserved) -> None:
         """A decode batch came back from the verifier."""
@@ -179,6 +186,9 @@ class Recorder:
             num_committed_tokens=self._committed,
             num_drafts_per_position=tuple(self._drafted_at),
             num_accepted_per_position=tuple(self._accepted_at),
+            num_shadows=self._shadows,
+            num_shadow_draft_tokens=self._shadow_drafted,
+            num_shadow_accepted_tokens=self._shadow_accepted,
             fallbacks=dict(self.fallbacks),
             buckets=tuple(self._bucket(report) for report in reports),
         )
@@ -194,6 +204,10 @@ class Recorder:
             break_even_length=_round(report.break_even_length),
             acceptance_length=_round(report.acceptance_length),
             speedup=_round(report.speedup),
+            speedup_se=_round(report.speedup_se),
+            next_probe_in_tokens=report.next_probe_in_tokens,
+            num_switches=report.num_switches,
+            break_even_lengths={str(k): round(length, 4) for k, length in report.break_even_lengths.items()},
             verify_costs=tuple(
                 CostStats(num_draft_tokens=k, verify_ms=w.ewma_s * 1e3, count=w.stats().count)
                 for k, w in verify.items()

@@ -6,8 +6,9 @@ Decisions live in Session (what is legal) and Controller (how much to draft); th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -42,9 +43,12 @@ from gateway.speculation.session import (
     Release,
     RoundPlanned,
     SendDraft,
+    SendShadow,
     SendVerify,
     Session,
     SessionLimits,
+    ShadowLost,
+    ShadowReceived,
     TargetLost,
     TargetsReceived,
     TextCommitted,
@@ -65,7 +69,7 @@ _CLIENT_CODES = {"context_limit": "context_length_exceeded", "invalid_token": "i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What all requests share. clock: monotonic seconds."""
+    """What all requests share. clock: monotonic seconds. spawn: start a task that the gateway's TaskGroup owns."""
 
     speculation: SpeculationConfig
     verifier: VerifierPort
@@ -75,6 +79,7 @@ class RunParts:
     recorder: Recorder
     codec: TextCodec
     clock: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(slots=True)
@@ -130,6 +135,8 @@ class RequestRun:
         self._planned_batch_size = 1
         self._is_decoding = False
         self._is_clean = True
+        self._is_draft_lost = False
+        self._shadow: asyncio.Task[None] | None = None
         self._finish: Finish | None = None
         self._end = "client_closed"
 
@@ -163,6 +170,8 @@ class RequestRun:
             for command in self._session.handle(Cancelled()):
                 if isinstance(command, Release):
                     self._release(command)
+        if self._shadow is not None:
+            self._shadow.cancel()
         if self._is_decoding:
             self._parts.recorder.num_decoding -= 1
         if self._end == "client_closed":
@@ -175,6 +184,9 @@ class RequestRun:
                 return await self._verify(command)
             case SendDraft():
                 return await self._draft(command)
+            case SendShadow():
+                self._shadow = self._parts.spawn(self._draft_in_shadow(command))
+                return None
             case PlanRound():
                 return self._plan_round(command)
             case Fail():
@@ -228,16 +240,30 @@ class RequestRun:
             self._parts.recorder.fallbacks[reason] += 1
             self._tally.fallback = reason
             self._is_clean = False
+            self._is_draft_lost = True
             return DraftLost(round_id=command.message.round_id, reason=reason)
         draft_s = self._clock() - begin_s
         self._tally.draft_s += draft_s
         self._parts.recorder.draft_done(num_draft_tokens=command.message.num_draft_tokens, draft_s=draft_s)
         return DraftReceived(round_id=proposal.round_id, draft_ids=proposal.draft_ids)
 
+    async def _draft_in_shadow(self, command: SendShadow) -> None:
+        base_len = command.message.base_len
+        try:
+            proposal = await self._parts.drafter.extend(
+                command.message, timeout_s=self._parts.speculation.draft_timeout_s
+            )
+        except PeerError:
+            self._session.handle(ShadowLost(base_len=base_len))
+            return
+        self._session.handle(ShadowReceived(base_len=base_len, draft_ids=proposal.draft_ids))
+
     def _plan_round(self, command: PlanRound) -> Event:
         parts = self._parts
+        self._score_shadow()
         self._planned_batch_size = max(1, parts.recorder.num_decoding)
         self._is_clean = True
+        self._is_draft_lost = False
         self._plan = parts.controller.plan_round(
             self._view,
             batch_size=self._planned_batch_size,
@@ -249,7 +275,7 @@ class RequestRun:
         if self._plan.reason == "drafter_down":
             parts.recorder.fallbacks["drafter_down"] += 1
             self._tally.fallback = "drafter_down"
-        return RoundPlanned(num_draft_tokens=0 if self._plan.is_shadow else self._plan.num_draft_tokens)
+        return RoundPlanned(num_draft_tokens=self._plan.num_draft_tokens, is_shadow=self._plan.is_shadow)
 
     def _commit(self, command: CommitTokens) -> tuple[GenerationDelta | None, TextCommitted]:
         """Push tokens into the text one by one; the first stop string ends the block at its token."""
@@ -290,7 +316,7 @@ class RequestRun:
         self._tally.drafted += outcome.num_draft_tokens
         self._tally.accepted += outcome.num_accepted_tokens
         wanted_drafts = self._plan.num_draft_tokens > 0 and not self._plan.is_shadow
-        is_resync = wanted_drafts and outcome.num_draft_tokens == 0
+        is_resync = wanted_drafts and outcome.num_draft_tokens == 0 and not self._is_draft_lost
         parts.recorder.round_done(outcome, round_s=round_s, is_clean=self._is_clean)
         parts.controller.observe(
             self._view,
@@ -303,8 +329,24 @@ class RequestRun:
                 is_cut=outcome.is_cut,
                 is_clean=self._is_clean,
                 is_resync=is_resync,
+                is_draft_lost=self._is_draft_lost,
                 now_s=now_s,
             ),
+        )
+
+    def _score_shadow(self) -> None:
+        score = self._session.take_shadow_outcome()
+        if score is None:
+            return
+        self._parts.recorder.shadow_done(
+            num_draft_tokens=score.num_draft_tokens, num_accepted_tokens=score.num_accepted_tokens
+        )
+        self._parts.controller.observe_shadow(
+            self._view,
+            batch_size=self._planned_batch_size,
+            num_draft_tokens=score.num_draft_tokens,
+            num_accepted_tokens=score.num_accepted_tokens,
+            now_s=self._clock(),
         )
 
     def _finished(self, command: Finish) -> list[Output]:

@@ -51,7 +51,10 @@ class DraftCostStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStats:
-    """What the controller knows and does for one batch-size bucket."""
+    """What the controller knows and does for one batch-size bucket.
+
+    break_even_lengths: of every measured K; speedup_se: its standard error; next_probe_in_tokens: None unless OFF.
+    """
 
     batch_size: int
     state: str
@@ -61,6 +64,10 @@ class BucketStats:
     break_even_length: float | None
     acceptance_length: float | None
     speedup: float | None
+    speedup_se: float | None
+    next_probe_in_tokens: int | None
+    num_switches: int
+    break_even_lengths: dict[str, float]
     verify_costs: tuple[CostStats, ...]
     draft_costs: tuple[DraftCostStats, ...]
 
@@ -86,6 +93,9 @@ class SpeculationStats:
     num_committed_tokens: int
     num_drafts_per_position: tuple[int, ...]
     num_accepted_per_position: tuple[int, ...]
+    num_shadows: int
+    num_shadow_draft_tokens: int
+    num_shadow_accepted_tokens: int
     fallbacks: dict[str, int]
     buckets: tuple[BucketStats, ...]
 

@@ -13,6 +13,10 @@ what they answer for another round than the current one is dropped and counted.
     drafting ──DraftLost──> verifying    the round goes plain; the drafter is re-synced before the next draft
     any of these ──Cancelled──> cancelled
 
+Shadow: a plain round planned with ``is_shadow`` fetches features too, and when it is committed the drafter is asked for
+a proposal beside the plain stream. It is never verified: it is scored against the ids the plain stream brings, which is
+a measurement of acceptance at no cost to the target. Its reply is an event of any state.
+
 Re-sync: the drafter needs the target's features of every committed position but the newest. In a plain round they are
 not fetched. The first round planned with drafts after a plain stretch (or after the drafter lost its state) therefore
 runs plain once more, fetching all missing features in one go, and the round after it drafts.
@@ -46,9 +50,13 @@ __all__ = [
     "RoundOutcome",
     "RoundPlanned",
     "SendDraft",
+    "SendShadow",
     "SendVerify",
     "Session",
     "SessionLimits",
+    "ShadowLost",
+    "ShadowOutcome",
+    "ShadowReceived",
     "State",
     "TargetLost",
     "TargetsReceived",
@@ -68,9 +76,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlanned:
-    """The controller's answer to PlanRound. num_draft_tokens: K wanted, 0 = plain."""
+    """The controller's answer to PlanRound. num_draft_tokens: K wanted, 0 = plain.
+
+    is_shadow: run the round plain, and draft K tokens beside the plain stream to be scored.
+    """
 
     num_draft_tokens: int
+    is_shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +99,21 @@ class DraftLost:
 
     round_id: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowReceived:
+    """The drafter's proposal for SendShadow."""
+
+    base_len: int
+    draft_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowLost:
+    """No proposal for SendShadow; the drafter must be re-synced before it drafts again."""
+
+    base_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +149,18 @@ class Cancelled:
     """The client left, or its deadline passed."""
 
 
-Event = Opened | RoundPlanned | DraftReceived | DraftLost | TargetsReceived | TargetLost | TextCommitted | Cancelled
+Event = (
+    Opened
+    | RoundPlanned
+    | DraftReceived
+    | DraftLost
+    | ShadowReceived
+    | ShadowLost
+    | TargetsReceived
+    | TargetLost
+    | TextCommitted
+    | Cancelled
+)
 
 
 # ---------------------------------------------------------------- commands
@@ -139,6 +177,13 @@ class SendVerify:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendDraft:
     """Align the drafter and ask it for a proposal."""
+
+    message: DraftExtend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendShadow:
+    """Align the drafter and ask for a proposal, without waiting for it: the plain stream goes on."""
 
     message: DraftExtend
 
@@ -186,7 +231,7 @@ class Release:
     has_drafter_state: bool
 
 
-Command = SendVerify | SendDraft | PlanRound | CommitTokens | Finish | Fail | Release
+Command = SendVerify | SendDraft | SendShadow | PlanRound | CommitTokens | Finish | Fail | Release
 
 
 class InvalidTransition(Exception):
@@ -230,6 +275,14 @@ class RoundOutcome:
     is_cut: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowOutcome:
+    """How a shadow proposal would have done: its length, and how many of its ids the plain stream brought."""
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
 class Session:
     """State of one request.
 
@@ -269,6 +322,8 @@ class Session:
         self._features_len = 0  # positions whose features the drafter has or ``_spans`` hold
         self._spans: list[FeatureSpan] = []
         self._draft_ids: tuple[int, ...] = ()
+        self._shadow_wanted = 0  # K to draft in the shadow once the running plain round is committed
+        self._shadow: ShadowReceived | None = None
         self._pending: tuple[int, ...] = ()  # handed to the text side, not yet confirmed
         self._pending_stop: int | None = None
 
@@ -281,6 +336,9 @@ class Session:
         Raises:
             InvalidTransition: the event does not belong to the current state.
         """
+        if isinstance(event, ShadowReceived | ShadowLost):
+            self._on_shadow(event)
+            return []
         if self._is_stale(event):
             self.num_stale_replies += 1
             return []
@@ -291,12 +349,13 @@ class Session:
             case Opened():
                 commands = [self._send_verify(is_prompt=True)]
             case RoundPlanned():
-                commands = [self._on_planned(event.num_draft_tokens)]
+                commands = [self._on_planned(event)]
             case DraftReceived():
                 self._draft_ids = event.draft_ids[: self._max_draft_tokens()]
                 commands = [self._send_verify(fetch_features=True)]
             case DraftLost():
                 self._forget_drafter()
+                self._draft_ids = ()
                 commands = [self._send_verify()]
             case TargetsReceived():
                 commands = [self._on_targets(event.result)]
@@ -327,31 +386,52 @@ class Session:
             case _:
                 return False
 
-    def _on_planned(self, num_draft_tokens: int) -> Command:
+    def take_shadow_outcome(self) -> ShadowOutcome | None:
+        """The score of the last shadow proposal, once the plain stream has come as far; None until then."""
+        shadow = self._shadow
+        if shadow is None or not shadow.draft_ids or len(self.ids) < shadow.base_len + len(shadow.draft_ids):
+            return None
+        self._shadow = None
+        brought = self.ids[shadow.base_len : shadow.base_len + len(shadow.draft_ids)]
+        # num_accepted wants the target's choice after the drafts too; any id does, it is never compared.
+        accepted = num_accepted(shadow.draft_ids, [*brought, -1])
+        return ShadowOutcome(num_draft_tokens=len(shadow.draft_ids), num_accepted_tokens=accepted)
+
+    def _on_planned(self, plan: RoundPlanned) -> Command:
         self._draft_ids = ()
-        wanted = min(num_draft_tokens, self._max_draft_tokens())
+        wanted = min(plan.num_draft_tokens, self._max_draft_tokens())
         if wanted < 1 or not self._can_draft:
             return self._send_verify()
+        if plan.is_shadow:
+            self._shadow_wanted = wanted
+            return self._send_verify(fetch_features=True)
         # The newest committed id has no features yet, every one before it must.
         if self._features_len < len(self.ids) - 1:
             return self._send_verify(fetch_features=True)
         self.state = "drafting"
         self._round_id += 1
+        return SendDraft(message=self._extend_drafter(wanted))
+
+    def _extend_drafter(self, num_draft_tokens: int) -> DraftExtend:
         self._was_drafted = True
         start, spans = self._drafter_len, tuple(self._spans)
         self._drafter_len, self._spans = len(self.ids), []
-        return SendDraft(
-            message=DraftExtend(
-                request_id=self.request_id,
-                round_id=self._round_id,
-                base_len=len(self.ids),
-                start=start,
-                token_ids=tuple(self.ids[start:]),
-                spans=spans,
-                num_draft_tokens=wanted,
-                sampling=self._sampling if start == 0 else None,
-            )
+        return DraftExtend(
+            request_id=self.request_id,
+            round_id=self._round_id,
+            base_len=len(self.ids),
+            start=start,
+            token_ids=tuple(self.ids[start:]),
+            spans=spans,
+            num_draft_tokens=num_draft_tokens,
+            sampling=self._sampling if start == 0 else None,
         )
+
+    def _on_shadow(self, event: ShadowReceived | ShadowLost) -> None:
+        if isinstance(event, ShadowReceived):
+            self._shadow = event
+        else:
+            self._forget_drafter()
 
     def _send_verify(self, *, is_prompt: bool = False, fetch_features: bool = False) -> Command:
         if self.state != "drafting":
@@ -422,7 +502,11 @@ class Session:
         if self.num_output_tokens >= self._limits.max_new_tokens or len(self.ids) >= self._limits.context_len:
             return self._finish("length", None)
         self.state = "planning"
-        return [PlanRound(max_draft_tokens=self._max_draft_tokens() if self._can_draft else 0)]
+        commands: list[Command] = []
+        if self._shadow_wanted and self._features_len >= len(self.ids) - 1:
+            commands.append(SendShadow(message=self._extend_drafter(self._shadow_wanted)))
+        self._shadow_wanted = 0
+        return [*commands, PlanRound(max_draft_tokens=self._max_draft_tokens() if self._can_draft else 0)]
 
     def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> list[Command]:
         self.state = "finished"
@@ -438,7 +522,6 @@ class Session:
         self._drafter_len = 0
         self._features_len = 0
         self._spans = []
-        self._draft_ids = ()
 
     def _release(self) -> Release:
         return Release(has_drafter_state=self._was_drafted)

@@ -257,6 +257,10 @@ def make_snapshot() -> StatsSnapshot:
         break_even_length=1.9,
         acceptance_length=2.5,
         speedup=1.31,
+        speedup_se=0.02,
+        next_probe_in_tokens=None,
+        num_switches=1,
+        break_even_lengths={"3": 1.9},
         verify_costs=(CostStats(num_draft_tokens=3, verify_ms=30.0, count=7),),
         draft_costs=(DraftCostStats(num_draft_tokens=3, draft_ms=4.0, count=7),),
     )
@@ -275,6 +279,9 @@ def make_snapshot() -> StatsSnapshot:
         num_committed_tokens=100,
         num_drafts_per_position=(40, 40, 40),
         num_accepted_per_position=(28, 20, 12),
+        num_shadows=4,
+        num_shadow_draft_tokens=12,
+        num_shadow_accepted_tokens=6,
         fallbacks={"drafter_late": 2},
         buckets=(bucket,),
     )
