@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import os
@@ -33,9 +34,13 @@ app = typer.Typer(
 )
 
 
+_HEALTH_TIMEOUT_S = 3.0
 _SWITCHES = {
     "head": "Measure the head on the target's own text.",
     "force": "Only warn about a head that fails its check.",
+    "check_gateway": "Ask the gateway.",
+    "check_verifier": "Ask the verifier.",
+    "check_drafter": "Ask the drafter.",
 }
 
 
@@ -66,7 +71,7 @@ def _with_settings(
                 help_text = field.metadata.get("help", "")
                 parameters.append(_parameter(f"{section}__{field.name}", str | None, None, flag, help_text, section))
         for switch in switches:
-            option = typer.Option(f"--{switch}", help=_SWITCHES[switch])
+            option = typer.Option(f"--{switch.removeprefix('check_')}", help=_SWITCHES[switch])
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(switch, kind, default=False, annotation=Annotated[bool, option]))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -126,11 +131,18 @@ def verifier(settings: Settings) -> None:
 @app.command()
 @_with_settings("drafter")
 def drafter(settings: Settings) -> None:
-    """Run the drafter process by itself."""
+    """Run the drafter process by itself; drafter.target-model-dir may name a bundled model."""
     from drafter.compose import run
+    from verifier.embedded.weights import BUNDLED_MODELS, resolve_model_dir
 
     setup_logging("console")
-    run(settings.section("drafter", DrafterConfig))
+    config = settings.section("drafter", DrafterConfig)
+    target = config.target_model_dir
+    if target is not None and str(target) in BUNDLED_MODELS:
+        cache_dir = settings.section("verifier", VerifierConfig).resolved_cache_dir
+        model_dir = resolve_model_dir(str(target), cache_dir=cache_dir, progress=lambda phase, share: None)
+        config = dataclasses.replace(config, target_model_dir=model_dir)
+    run(config)
 
 
 @app.command()
@@ -147,6 +159,29 @@ def doctor(settings: Settings) -> None:
         force=settings.switch("force"),
     )
     raise typer.Exit(status)
+
+
+@app.command()
+@_with_settings("gateway", "verifier", "drafter", switches=("check_gateway", "check_verifier", "check_drafter"))
+def health(settings: Settings) -> None:
+    """Exit with 0 if the named process is ready, with 1 if not; for container healthchecks."""
+    from breakeven.health import gateway_is_ready, peer_phase
+
+    endpoints = {
+        "check_verifier": settings.section("verifier", VerifierConfig).endpoint,
+        "check_drafter": settings.section("drafter", DrafterConfig).endpoint,
+    }
+    is_ready = True
+    if settings.switch("check_gateway"):
+        gateway = settings.section("gateway", GatewayConfig)
+        is_ready = gateway_is_ready(gateway.host, gateway.port, timeout_s=_HEALTH_TIMEOUT_S)
+        typer.echo(f"gateway: {'ready' if is_ready else 'not ready'}")
+    for switch, endpoint in endpoints.items():
+        if settings.switch(switch):
+            answered, phase = asyncio.run(peer_phase(endpoint, timeout_s=_HEALTH_TIMEOUT_S))
+            typer.echo(f"{switch.removeprefix('check_')}: {phase}")
+            is_ready = is_ready and answered
+    raise typer.Exit(0 if is_ready else 1)
 
 
 @app.command()
