@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from wire.codec import GATEWAY_CODEC, Codec
-from wire.errors import LinkClosed, LinkOverflow, ProtocolMismatch
+from wire.errors import CodecError, LinkClosed, LinkOverflow, ProtocolMismatch
 from wire.messages import PROTOCOL_VERSION, Hello, Refused, ToGateway, Welcome
 
 __all__ = ["ClientLink", "ServerLink", "answer_hello"]
@@ -57,8 +57,10 @@ class ServerLink(Generic[Received]):
         Raises:
             CodecError: the peer sent something else; the link stays usable.
         """
-        peer, data = await self._socket.recv_multipart()
-        return peer, self._codec.decode(data)
+        peer, *frames = await self._socket.recv_multipart()
+        if len(frames) != 1:
+            raise CodecError(f"a message is one frame, not {len(frames)}")
+        return peer, self._codec.decode(frames[0])
 
     def send(self, peer: bytes, message: msgspec.Struct) -> None:
         """Queue a message.

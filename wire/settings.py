@@ -50,7 +50,7 @@ def load_profile(path: Path) -> dict[str, dict[str, Any]]:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(str(path), f"can't be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"is not TOML: {error}") from None
     for key, value in data.items():
         if not isinstance(value, dict):
@@ -128,7 +128,7 @@ def _convert(value: Any, hint: Any, key_path: str, *, strict: bool) -> Any:
 def _decode_path(hint: type, value: Any) -> Any:
     if hint is Path and isinstance(value, str | Path):
         return Path(value)
-    raise NotImplementedError
+    raise TypeError(f"Expected a path, got {value!r}")  # msgspec makes it a ValidationError
 
 
 def _is_sequence(hint: Any) -> bool:

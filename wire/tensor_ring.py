@@ -12,6 +12,7 @@ own atomics between the statements act as the fences.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import secrets
 import struct
@@ -36,6 +37,8 @@ class _Mapping:
     """The mapped file with views of its generations and slots."""
 
     def __init__(self, path: Path) -> None:
+        if path.stat().st_size < _HEADER_BYTES:
+            raise RingError("not a tensor ring of this version")
         with path.open("r+b") as file:
             self.memory = mmap.mmap(file.fileno(), 0)
         magic, self.ring_id, self.num_slots, self.slot_bytes = _HEADER.unpack_from(self.memory, 0)
@@ -140,7 +143,7 @@ class TensorRingReader:
         if ref.dtype not in _DTYPES or not 0 <= ref.slot < self._map.num_slots:
             raise RingError(f"malformed tensor reference {ref}")
         dtype = np.dtype(ref.dtype)
-        count = int(np.prod(ref.shape, dtype=np.int64))
+        count = math.prod(ref.shape)  # of any size: a forged shape must not wrap around
         if min(ref.shape, default=1) < 0 or count * dtype.itemsize != ref.nbytes or ref.nbytes > self._map.slot_bytes:
             raise RingError(f"malformed tensor reference {ref}")
         if int(self._map.generations[ref.slot]) != ref.generation:
