@@ -361,7 +361,7 @@ class Session:
                 commands = [self._on_targets(event.result)]
             case TargetLost():
                 self.state = "failed"
-                commands = [Fail(code=event.code, message=event.message), self._release()]
+                commands = [self._release(), Fail(code=event.code, message=event.message)]  # Fail ends the caller
             case TextCommitted():
                 commands = self._on_text(event)
             case Cancelled():
@@ -484,7 +484,9 @@ class Session:
         """Hold the rows of committed positions for the drafter; rows of rejected drafts end here."""
         for span in spans:
             rows = min(span.ref.shape[0], valid_len - span.start)
-            if rows > 0:
+            # Asked for before the drafter lost its state: what comes before them is missing now.
+            is_continued = span.start <= self._features_len
+            if rows > 0 and is_continued:
                 width = span.ref.nbytes // span.ref.shape[0]
                 ref = msgspec.structs.replace(span.ref, shape=(rows, *span.ref.shape[1:]), nbytes=rows * width)
                 self._spans.append(FeatureSpan(start=span.start, ref=ref))
@@ -510,7 +512,7 @@ class Session:
 
     def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> list[Command]:
         self.state = "finished"
-        return [Finish(reason=reason, matched_stop=matched), self._release()]
+        return [self._release(), Finish(reason=reason, matched_stop=matched)]
 
     def _max_draft_tokens(self) -> int:
         # One id is committed beyond the drafts, so drafting up to the very limit would waste the last one.
