@@ -177,6 +177,7 @@ async def _served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
     environ = {**os.environ, "BREAKEVEN_ENGINE_LOG_FORMAT": "json"}
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environ)
     assert process.stdout is not None
+    log_reader: asyncio.Task[bytes] | None = None  # a full pipe would block the server
     try:
         url = None
         while url is None:
@@ -185,7 +186,7 @@ async def _served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
                 raise RuntimeError("breakeven serve ended before it listened")
             if '"listening"' in line:
                 url = json.loads(line)["url"]
-        drain = asyncio.create_task(process.stdout.read())
+        log_reader = asyncio.create_task(process.stdout.read())
         async with aiohttp.ClientSession() as session:
             while True:
                 stats = await (await session.get(f"{url}/stats")).json()
@@ -193,11 +194,12 @@ async def _served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
                     break
                 await asyncio.sleep(0.5)
         yield url
-        drain.cancel()
     finally:
         if process.returncode is None:
             process.terminate()
             await process.wait()
+        if log_reader is not None:
+            log_reader.cancel()
 
 
 async def _stream(
