@@ -36,7 +36,7 @@ from verifier.embedded.errors import TargetError
 from verifier.embedded.model import TargetModel, load_target
 from verifier.embedded.weights import resolve_model_dir
 
-__all__ = ["Finding", "own_text", "run_doctor"]
+__all__ = ["Finding", "OwnText", "own_text", "run_doctor"]
 
 _QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -45,8 +45,18 @@ _QUESTIONS = (
     "How do I make a cup of tea?",
     "List five animals and where they live.",
     "Why do leaves change colour in autumn?",
+    "Write a short story about a fox.",
+    "What should I pack for a week in the mountains?",
 )
 _TOKENS_EACH = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnText:
+    """A prompt and the target's own greedy answer to it, up to its end."""
+
+    ids: tuple[int, ...]
+    prompt_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +123,12 @@ def run_doctor(
     return 1 if any(finding.verdict == "failed" for finding in findings) else 0
 
 
-def own_text(model: TargetModel, codec: ModelTextCodec) -> list[list[int]]:
-    """The target's own greedy answers to a few questions, prompts included; all questions in one batch."""
+def own_text(model: TargetModel, codec: ModelTextCodec) -> list[OwnText]:
+    """The target's own greedy answers to a few questions; all questions in one batch."""
     texts = [codec.render_chat([ChatMessage(role="user", content=question)]) for question in _QUESTIONS]
     caches = [model.new_cache() for _ in texts]
     inputs = [list(text) for text in texts]
+    prompt_lens = [len(text) for text in texts]
     for _ in range(_TOKENS_EACH):
         rows = ragged_rows(caches, [len(ids) for ids in inputs])
         hidden, _ = model.forward(np.array([i for ids in inputs for i in ids], dtype=np.int64), rows)
@@ -126,14 +137,22 @@ def own_text(model: TargetModel, codec: ModelTextCodec) -> list[list[int]]:
             cache.length += len(ids)
             ids[:] = [int(token_id)]
             text.append(int(token_id))
-    return texts
+    return [
+        OwnText(ids=tuple(_until_end(text, prompt_len, codec.eos_ids)), prompt_len=prompt_len)
+        for text, prompt_len in zip(texts, prompt_lens, strict=True)
+    ]
 
 
-def _samples(model: TargetModel, texts: Sequence[Sequence[int]]) -> list[CheckSample]:
+def _until_end(text: list[int], prompt_len: int, eos_ids: frozenset[int]) -> list[int]:
+    ends = (index for index in range(prompt_len, len(text)) if text[index] in eos_ids)
+    return text[: next(ends, len(text) - 1) + 1]
+
+
+def _samples(model: TargetModel, texts: Sequence[OwnText]) -> list[CheckSample]:
     samples = []
     layers = model.architecture.num_layers
     for text in texts:
-        ids = np.array(text, dtype=np.int64)
+        ids = np.array(text.ids, dtype=np.int64)
         features, argmax = {}, None
         for shift in (-1, 0, 1):
             shifted = tuple(layer + shift for layer in model.aux_layer_ids)
@@ -145,19 +164,26 @@ def _samples(model: TargetModel, texts: Sequence[Sequence[int]]) -> list[CheckSa
                 if argmax is None:
                     argmax = torch.from_numpy(model.logits(hidden).argmax(axis=1))
         assert argmax is not None
-        samples.append(CheckSample(token_ids=torch.from_numpy(ids), features=features, target_argmax=argmax))
+        samples.append(
+            CheckSample(
+                token_ids=torch.from_numpy(ids),
+                features=features,
+                target_argmax=argmax,
+                prompt_len=text.prompt_len,
+            )
+        )
     return samples
 
 
-def _lossless(model: TargetModel, texts: Sequence[Sequence[int]]) -> Finding:
+def _lossless(model: TargetModel, texts: Sequence[OwnText]) -> Finding:
     """Decode steps of one row gave these texts; does one pass over many rows choose the same ids?"""
     differing = 0
     for text in texts:
-        ids = np.array(text, dtype=np.int64)
+        ids = np.array(text.ids, dtype=np.int64)
         hidden, _ = model.forward(ids, ragged_rows([model.new_cache()], [len(ids)]))
-        again = model.logits(hidden[-_TOKENS_EACH - 1 : -1]).argmax(axis=1)
-        differing += int((again != ids[-_TOKENS_EACH:]).sum())
-    total = _TOKENS_EACH * len(texts)
+        again = model.logits(hidden[text.prompt_len - 1 : -1]).argmax(axis=1)
+        differing += int((again != ids[text.prompt_len :]).sum())
+    total = sum(len(text.ids) - text.prompt_len for text in texts)
     exact = differing == 0
     return Finding(
         subject="greedy equality",

@@ -13,6 +13,7 @@ from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from verifier.embedded.config import VerifierConfig
+from verifier.sglang.config import SGLangConfig
 from wire.settings import ConfigError, build_section, load_profile
 
 __all__ = ["DEFAULT_PROFILE", "SECTIONS", "Settings", "bundled_head", "find_profile", "load_settings"]
@@ -26,6 +27,7 @@ SECTIONS: dict[str, type] = {
     "speculation": SpeculationConfig,
     "verifier": VerifierConfig,
     "drafter": DrafterConfig,
+    "sglang": SGLangConfig,
 }
 
 Section = TypeVar("Section")

@@ -36,11 +36,13 @@ class CheckSample:
         features: by aux shift -1, 0, +1: [T, F] float32, the inputs of the configured layers plus the shift. A missing
             shift is left out of the table.
         target_argmax: [T] int64; entry i is the target's choice of token i + 1 after token_ids[: i + 1].
+        prompt_len: guesses of these first tokens are not counted: a head is trained on what the target wrote.
     """
 
     token_ids: torch.Tensor
     features: Mapping[int, torch.Tensor]
     target_argmax: torch.Tensor
+    prompt_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +84,11 @@ def check_head(head: HeadWeights, samples: Sequence[CheckSample]) -> AgreementTa
     Raises:
         ValueError: no sample has two tokens, or the configured features (shift 0) are missing.
     """
-    samples = [sample for sample in samples if len(sample.token_ids) > 1]
+    samples = [sample for sample in samples if len(sample.token_ids) > _first_slot(sample) + 1]
     if not samples or any(0 not in sample.features for sample in samples):
         raise ValueError("need samples of at least two tokens with features at shift 0")
     config = head.config
-    num_positions = sum(len(sample.token_ids) - 1 for sample in samples)
+    num_positions = sum(len(sample.token_ids) - 1 - _first_slot(sample) for sample in samples)
     thetas = dict.fromkeys((config.rope.theta, _TRAINER_THETA))
     cells = []
     for theta in thetas:
@@ -108,7 +110,9 @@ def check_head(head: HeadWeights, samples: Sequence[CheckSample]) -> AgreementTa
                     )
                 )
     cells.sort(key=lambda cell: (-cell.agreement, not cell.is_configured))
-    covered = sum(int(torch.isin(sample.target_argmax[1:], head.target_ids).sum()) for sample in samples)
+    covered = sum(
+        int(torch.isin(sample.target_argmax[1 + _first_slot(sample) :], head.target_ids).sum()) for sample in samples
+    )
     return AgreementTable(cells=tuple(cells), num_positions=num_positions, coverage=covered / num_positions)
 
 
@@ -154,4 +158,9 @@ def _count_agreements(model: DraftModel, sample: CheckSample, shift: int) -> int
         rows = ragged_rows([model.new_cache()], [slots])
         logits, _ = model.guess(model.forward(hidden, sample.token_ids[1:], rows, rows.positions))
     guesses = torch.from_numpy(model.target_ids)[logits.argmax(dim=1)]
-    return int((guesses == sample.target_argmax[1:]).sum())
+    return int((guesses == sample.target_argmax[1:])[_first_slot(sample) :].sum())
+
+
+def _first_slot(sample: CheckSample) -> int:
+    """The first slot that guesses a token of the answer, which starts at ``prompt_len``."""
+    return max(0, sample.prompt_len - 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -95,3 +97,12 @@ def test_verdicts(configured: float, other: float, num_positions: int, kind: str
     verdict = judge(AgreementTable(cells=cells, num_positions=num_positions, coverage=1.0))
     assert verdict.kind == kind
     assert f"{configured:.3f}" in verdict.message
+
+
+def test_guesses_of_the_prompt_are_not_counted(tiny_heads: dict[str, TinyHead], head: HeadWeights) -> None:
+    sample = sample_of(tiny_heads["speculators"].reference, 1)
+    wrong_prompt = sample.target_argmax.clone()
+    wrong_prompt[:11] = -1  # what the target would have said inside a prompt of 12 tokens
+    table = check_head(head, [replace(sample, target_argmax=wrong_prompt, prompt_len=12)])
+    assert (table.num_positions, table.configured.agreement, table.coverage) == (39 - 10, 1.0, 1.0)
+    assert check_head(head, [replace(sample, target_argmax=wrong_prompt)]).configured.agreement < 1.0
