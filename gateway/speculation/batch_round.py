@@ -23,6 +23,11 @@ class BatchRound:
     is_shadowed: bool
 
     @property
+    def is_mixed(self) -> bool:
+        """Few streams drafted: neither a plain batch nor one with a K."""
+        return 0.0 < self.mean_k < 0.75
+
+    @property
     def cost_k(self) -> int:
         """The cost cell: a batch's time depends on all its rows, so on the mean K; 0 only if nobody drafted."""
         return max(1, round(self.mean_k)) if self.mean_k > 0.0 else 0
@@ -31,8 +36,8 @@ class BatchRound:
 class BatchRounds:
     """Collects them.
 
-    Streams that were verified together report the same time. Counted one by one, a single slow batch of eight would look
-    like eight slow rounds, and raise a change alarm.
+    Streams that were verified together report the same time. Counted one by one, a single slow batch of eight would
+    look like eight slow rounds, and raise a change alarm.
 
     Args:
         batch: streams.

@@ -1,4 +1,4 @@
-"""Everything known of one bucket (batch bucket, context class): costs, rates, gate, lookout. It learns; it plans nothing."""
+"""What is known of a bucket (batch bucket, context class): costs, rates, gate, lookout. It learns; it plans nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gateway.speculation.records import ControllerLimits
 
 __all__ = ["Bucket"]
 
+_FEW_STREAMS = 4  # above it a batch's rows cost time
 _PAID = 2.0  # a stretch has paid when its net gain exceeds so many times the loss that would have ended it
 
 
@@ -27,7 +28,7 @@ class Bucket:
     def __init__(self, limits: ControllerLimits, *, batch: int, context_class: int) -> None:
         self.limits = limits
         self.batch, self.context_class = batch, context_class
-        self.costs = CostTable()
+        self.costs = CostTable(slope_share=0.0 if batch <= _FEW_STREAMS else 0.5)
         self.rounds = BatchRounds(batch)
         self.context_len = 0.0  # of its streams, a running mean over about one round of each
         self.gate = Gate()
@@ -97,7 +98,6 @@ class Bucket:
     def learn_plain(self, seconds: float) -> None:
         """A round of a plain batch took ``seconds``."""
         self.plain_rate.observe(1.0, seconds)
-        self.refresh_left = max(0, self.refresh_left - 1)
         worth = self.limits.refresh_tokens / self.limits.refresh_rounds
         self.tokens_since_refresh = max(0.0, self.tokens_since_refresh - worth)
 
@@ -153,7 +153,7 @@ class Bucket:
         self.settle()
 
     def settle(self) -> None:
-        """The mode changes. In a batch the rounds under way still belong to the one before: skip the next batch round."""
+        """The mode changes. In a batch the rounds under way belong to the one before: skip the next batch round."""
         self.rounds.clear()
         self.settle_left = 1 if self.batch > 1 else 0
 
@@ -162,7 +162,10 @@ class Bucket:
         count = self.probe_rate.count
         if count < self.limits.probe_min_rounds:
             return None
-        gain, error = log_speedup(self.probe_rate, self.plain_rate)
+        plain_s = self.plain_s
+        if plain_s is not None and self.probe_rate.lost_tokens(plain_s) > self.limits.probe_loss_tokens:
+            return False
+        gain, error = log_speedup(self.probe_rate, self.plain_rate, batch=self.batch)
         if gain - error > self.limits.margin:
             return True
         if gain + error < 0.0:
@@ -173,7 +176,9 @@ class Bucket:
         """The probe won."""
         self.num_probes_won += 1
         self.on_tick = tick
-        self.meter.start()
+        allowed_s = self.limits.bucket_loss_tokens * (self.plain_s or 0.0)
+        # On probation if speculation failed here lately: half the allowed loss is already on the meter.
+        self.meter.start(loss_s=0.5 * allowed_s if self.lookout.doubts else 0.0)
         self.tokens_since_refresh = 0.0
         self.spec_rate.shrink(self.limits.alarm_keep)
 
@@ -205,7 +210,7 @@ class Bucket:
             self._start_refresh()
 
     def _start_refresh(self) -> None:
-        self.refresh_left = self.limits.refresh_rounds
+        self.refresh_left = self.limits.refresh_rounds + (1 if self.batch > 1 else 0)
         self.tokens_since_refresh = 0.0
         self.settle()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["FirstTokenCusum", "PageHinkley"]
@@ -9,6 +10,7 @@ __all__ = ["FirstTokenCusum", "PageHinkley"]
 _MAX_Z: Final = 4.0  # one wild sample must not raise the alarm alone
 
 
+@dataclass(slots=True)
 class PageHinkley:
     """Two-sided Page-Hinkley test on standardised deviations (mean 0, deviation 1 while nothing changes).
 
@@ -19,18 +21,17 @@ class PageHinkley:
             alarms after 15 / (1 - 0.3) = 21.
     """
 
-    __slots__ = ("_down", "_drift", "_threshold", "_up")
-
-    def __init__(self, *, drift: float, threshold: float) -> None:
-        self._drift, self._threshold = drift, threshold
-        self._up = self._down = 0.0
+    drift: float
+    threshold: float
+    _up: float = 0.0
+    _down: float = 0.0
 
     def observe(self, z: float) -> bool:
         """Count one sample; True means alarm, and the sums start over."""
         clipped = max(-_MAX_Z, min(_MAX_Z, z))
-        self._up = max(0.0, self._up + clipped - self._drift)
-        self._down = max(0.0, self._down - clipped - self._drift)
-        if max(self._up, self._down) < self._threshold:
+        self._up = max(0.0, self._up + clipped - self.drift)
+        self._down = max(0.0, self._down - clipped - self.drift)
+        if max(self._up, self._down) < self.threshold:
             return False
         self._up = self._down = 0.0
         return True

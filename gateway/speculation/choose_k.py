@@ -3,9 +3,9 @@
 A stream of its own uses the K with the greatest E(K) / C(K). All candidates are scanned: costs are staircases, so a
 search that stops at the first decline would miss the far end of a step.
 
-In a batch that speculates anyway, one more draft token of one stream lengthens everybody's round by slope / B, which costs
-the fleet B * rate * slope / B tokens, with ``rate`` its delivered tokens per second and stream. So a stream's K is the one
-with the greatest
+In a batch that speculates anyway, one more draft token of one stream lengthens everybody's round by slope / B, which
+costs the fleet B * rate * slope / B tokens, with ``rate`` its delivered tokens per second and stream. So a stream's K
+is the one with the greatest
 
     E(K) - rate * slope * K          tokens a round; K = 0 included
 

@@ -23,6 +23,7 @@ _CLAMP: Final = 2.0  # a sample counts as at most this many times the cell, so t
 _STALL: Final = 10.0  # beyond this it is a stall and is not counted at all
 _AGED_COUNT: Final = 3  # samples a cell is believed to hold after a change alarm
 _MIN_DEVIATION: Final = 0.02  # of log seconds: timers and schedulers jitter by this much anywhere
+_SLOPE_SAMPLES: Final = 6  # of a cell, before it may tilt the slope
 _INFER_EVERY: Final = 16  # samples; inferring is a sort, and measured cells move slowly
 _CONTEXT_BASE: Final = 512  # tokens; attention starts to show in a round's time above it
 
@@ -49,7 +50,7 @@ class CostCell:
     seconds: float | None = None
     count: int = 0
     num_stalls: int = 0
-    deviation: float = 0.2  # of log seconds, a running mean of absolute values scaled to a standard deviation
+    deviation: float = 0.25  # of log seconds, a running mean of absolute values scaled to a standard deviation
     low_s: float = 0.0  # ``seconds`` less one standard error
     high_s: float = 0.0  # ``seconds`` and one standard error
     _is_warm: bool = False
@@ -117,9 +118,15 @@ class CostCell:
 
 
 class CostTable:
-    """Cells by K."""
+    """Cells by K.
 
-    def __init__(self) -> None:
+    Args:
+        slope_share: a K above all measured ones is taken to go on with this share of the slope from plain decode to the
+            last of them. 0 for few streams, whose rows fit a step of the staircase.
+    """
+
+    def __init__(self, *, slope_share: float = 0.0) -> None:
+        self._slope_share = slope_share
         self.cells: dict[int, CostCell] = {}
         self._inferred: dict[int, float | None] = {}
         self._since_inferred = 0
@@ -145,23 +152,17 @@ class CostTable:
         cell = self.cells.get(num_draft_tokens)
         return None if cell is None else cell.seconds
 
-    def likely_seconds(self, num_draft_tokens: int) -> float | None:
-        """As measured where it is, else the least that it may cost; see ``low_seconds``."""
-        cell = self.cells.get(num_draft_tokens)
-        if cell is not None and cell.is_seeded:
-            return cell.seconds
-        return self.low_seconds(num_draft_tokens)
-
     def low_seconds(self, num_draft_tokens: int) -> float | None:
         """The least that a round may cost: measured less one standard error, or inferred.
 
-        Between two measured K it is their line. Above all of them it is the cost of the last one: a step may be flat, and
-        a line from plain decode would take a large fixed cost for a slope and hide all longer drafts. Only for deciding
+        Between two measured K it is their line. Above all of them it is the cost of the last one and ``slope_share`` of
+        the way on: a step may be flat, and the full line from plain decode would take a large fixed cost for a slope
+        and hide all longer drafts. Only for deciding
         what to measure: a missing K never inherits a cheaper neighbour's cost for anything else. None where no
         drafting round has been measured.
         """
         cell = self.cells.get(num_draft_tokens)
-        if cell is not None and cell.seconds is not None:
+        if cell is not None and cell.is_seeded:
             return cell.low_s
         if num_draft_tokens not in self._inferred:
             self._inferred[num_draft_tokens] = self._infer(num_draft_tokens)
@@ -175,12 +176,14 @@ class CostTable:
             self._inferred.clear()
 
     def _infer(self, num_draft_tokens: int) -> float | None:
-        known = [(k, c.seconds) for k, c in sorted(self.cells.items()) if c.seconds is not None]
+        known = [(k, c.seconds) for k, c in sorted(self.cells.items()) if c.is_seeded and c.seconds is not None]
         if not known or known[-1][0] == 0:
             return None
         upper = next((i for i, (k, _) in enumerate(known) if k > num_draft_tokens), None)
         if upper is None:
-            return known[-1][1]
+            (low_k, low_s), (high_k, high_s) = known[0], known[-1]
+            slope = self._slope_share * max(0.0, high_s - low_s) / max(1, high_k - low_k)
+            return high_s + slope * (num_draft_tokens - high_k)
         if upper == 0:
             return None
         (low_k, low_s), (high_k, high_s) = known[upper - 1], known[upper]
@@ -195,7 +198,7 @@ class CostTable:
         known = [
             (k, c.seconds, min(c.count, 33))
             for k, c in self.cells.items()
-            if k and c.is_seeded and c.seconds is not None
+            if k and c.count >= _SLOPE_SAMPLES and c.seconds is not None
         ]
         if len(known) < 2:
             return None

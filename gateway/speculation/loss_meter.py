@@ -3,8 +3,8 @@
     gain of a round = tokens * t - round_s          seconds saved against plain decode, t = plain seconds a token
     loss            = max(0, loss - gain)           0 again whenever the losses have been won back
 
-Stopping when the loss reaches L bounds what one ON stretch can lose to L plus one round, whatever changed: the text, the
-verifier's speed, the plain baseline. Credit is not kept, so a long good stretch does not delay the alarm.
+Stopping when the loss reaches L bounds what one ON stretch can lose to L plus one round, whatever changed: the text,
+the verifier's speed, the plain baseline. Credit is not kept, so a long good stretch does not delay the alarm.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["RatioEstimate", "log_speedup"]
+__all__ = ["MIN_ROUND_CV", "RatioEstimate", "log_speedup"]
 
 # One round's tokens vary by about this much of their mean (0.6 at E = 2.2), its wall time by 0.05-0.35. A handful of
 # equal rounds would otherwise claim a standard error near 0.
-_MIN_ROUND_CV: Final = 0.3
+MIN_ROUND_CV: Final = 0.5
 
 
 class RatioEstimate:
@@ -59,6 +59,10 @@ class RatioEstimate:
         self._seconds_sq *= factor
         self._cross *= factor
 
+    def lost_tokens(self, plain_s: float) -> float:
+        """Tokens that plain decode at ``plain_s`` a token would have delivered more in the same time; < 0 = fewer."""
+        return self._seconds / plain_s - self._tokens
+
     @property
     def tok_per_s(self) -> float | None:
         """Delivered tokens per wall second; None before the first token."""
@@ -75,10 +79,13 @@ class RatioEstimate:
         return max(0.0, residual) / square * self.count / (self.count - 1)
 
 
-def log_speedup(spec: RatioEstimate, plain: RatioEstimate) -> tuple[float, float]:
-    """d = ln(spec rate / plain rate) and its standard error; (0, infinity) while one of them is unknown."""
+def log_speedup(spec: RatioEstimate, plain: RatioEstimate, *, batch: int = 1) -> tuple[float, float]:
+    """d = ln(spec rate / plain rate) and its standard error; (0, infinity) while one of them is unknown.
+
+    batch: streams whose tokens each round of ``spec`` is the mean of.
+    """
     spec_rate, plain_rate = spec.tok_per_s, plain.tok_per_s
     if spec_rate is None or plain_rate is None:
         return 0.0, math.inf
-    floor = _MIN_ROUND_CV * _MIN_ROUND_CV / max(spec.count, 1)
+    floor = MIN_ROUND_CV * MIN_ROUND_CV / (max(spec.count, 1) * min(batch, 8))
     return math.log(spec_rate / plain_rate), math.sqrt(max(spec.relative_variance, floor) + plain.relative_variance)

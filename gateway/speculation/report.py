@@ -53,7 +53,7 @@ def _speedup(bucket: Bucket) -> tuple[float | None, float | None]:
         predicted = bucket.lookout.predicted(bucket.plain_s)
         if predicted is not None:
             return _from_log(*predicted)
-    return _from_log(*log_speedup(bucket.spec_rate, bucket.plain_rate))
+    return _from_log(*log_speedup(bucket.spec_rate, bucket.plain_rate, batch=bucket.batch))
 
 
 def _from_log(gain: float, error: float) -> tuple[float | None, float | None]:

@@ -19,6 +19,7 @@ class RequestView:
         acceptance: of this request's drafts, real and shadow.
         suspended_tick: the controller's tick at which it lost its speculation; 0 = it has it. A bucket that was turned
             on after that tick starts the request afresh.
+        shadow_k: the K that the shadow under way is scored for; it may draft more.
         bucket, planned_k, is_gated: of the round under way; gated = planned by the gates, not by a pin or a limit.
     """
 
@@ -28,12 +29,13 @@ class RequestView:
             half_life_rounds=limits.request_half_life_rounds, max_draft_tokens=limits.candidates[-1]
         )
         self.meter = LossMeter()
-        self.lookout = Lookout(limits)
+        self.lookout = Lookout(limits, forgiven=1)
         self.suspended_tick = 0
         self.bucket: Bucket | None = None
         self.planned_k = 0
         self.last_k = 0
         self.is_gated = False
+        self.shadow_k = 0
         self.shadow_rounds_left = 0
         self.shadow_extra_s = 0.0
 
