@@ -158,11 +158,10 @@ class Peer:
                 assert process is not None
                 return f"exited with status {process.returncode}"
             finally:
-                for task in (watch, exited):
-                    if task is not None:
-                        task.cancel()
-                        with contextlib.suppress(asyncio.CancelledError):
-                            await task
+                tasks = [task for task in (watch, exited) if task is not None]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def _process(self) -> AsyncIterator[asyncio.subprocess.Process | None]:

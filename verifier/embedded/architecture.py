@@ -19,6 +19,7 @@ __all__ = ["Architecture", "read_architecture", "rope_tables"]
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _LANES = 16  # the kernels work on vectors of 16 floats
+_MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,17 @@ def read_architecture(model_dir: Path) -> Architecture:
         config = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"config.json of {model_dir.name} can't be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelNotFound(f"config.json of {model_dir.name} holds no object")
     model_type = config.get("model_type")
     if model_type not in _MODEL_TYPES:
         raise UnsupportedModel(f"model_type {model_type!r} is not one of {', '.join(_MODEL_TYPES)}")
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"hidden_act {config['hidden_act']!r}; only silu")
+    if config.get("mlp_bias", False):
+        raise UnsupportedModel("mlp_bias")
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"partial_rotary_factor {config['partial_rotary_factor']!r}; only 1")
     try:
         heads = int(config["num_attention_heads"])
         head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -81,9 +88,17 @@ def read_architecture(model_dir: Path) -> Architecture:
         )
     except KeyError as error:
         raise UnsupportedModel(f"config.json has no {error.args[0]!r}") from None
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModel(f"config.json holds a value of the wrong type: {error}") from None
     for name in ("hidden_size", "intermediate_size", "head_dim"):
         if getattr(architecture, name) % _LANES:
             raise UnsupportedModel(f"{name} {getattr(architecture, name)} is not a multiple of {_LANES}")
+    if architecture.head_dim > _MAX_HEAD_DIM:
+        raise UnsupportedModel(f"head_dim {architecture.head_dim} is over {_MAX_HEAD_DIM}")
+    if architecture.num_q_heads % architecture.num_kv_heads:
+        raise UnsupportedModel(
+            f"{architecture.num_q_heads} query heads do not share {architecture.num_kv_heads} evenly"
+        )
     return architecture
 
 

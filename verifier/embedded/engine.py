@@ -1,8 +1,9 @@
 """Batches verify items into forward passes. Owned by one thread; no sockets, no clock but the one passed in.
 
 One pass takes every waiting item that needs only a few rows (verify and plain decode steps of all requests together),
-and fills up with a chunk of the oldest prompt. Long prompts therefore never hold up decoding streams for more than one
-chunk. Items of one request are never in the same pass twice: the gateway sends the next when the last is answered.
+and fills up with a chunk of prompts: half of it the oldest, the rest the shortest. Long prompts therefore never hold up
+decoding streams for more than one chunk, nor short prompts for long. Items of one request are never in the same pass
+twice: the gateway sends the next when the last is answered.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ class _Job:
     is_prepared: bool = False
     cached_len: int = 0
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+    @property
+    def num_inputs(self) -> int:
+        """Rows still to be computed; before a prompt's first turn, as many as if no prefix could be reused."""
+        done = 0 if self.request.sequence is None or not self.is_prepared else len(self.request.sequence)
+        if done == 0 and self.request.sequence is not None:
+            done = self.item.start
+        return self.item.base_len + len(self.item.draft_ids) - done
 
     def inputs(self) -> list[int]:
         """Ids whose rows are still to be computed."""
@@ -215,18 +224,26 @@ class EmbeddedEngine:
     def _choose(self) -> list[tuple[_Job, list[int]]]:
         """Jobs of the next pass with the ids each computes in it."""
         chosen = []
+        prompts = [job for job in self._waiting if job.num_inputs > _DECODE_ROWS]
+        steps = [job for job in self._waiting if job.num_inputs <= _DECODE_ROWS]
+        # The oldest prompt gets half of the chunk whatever comes, so that it ends; shorter ones then overtake it.
+        others = sorted(prompts[1:], key=lambda job: job.num_inputs)
         budget = self._chunk
-        for job in self._waiting:
+        for job in (*steps, *prompts[:1], *others):
             if not job.is_prepared and (budget > 0 or job.request.sequence is not None):
                 self._prepare(job)
             if not job.is_prepared:
                 continue
             inputs = job.inputs()
-            if len(inputs) <= _DECODE_ROWS:
+            # Rows whose logits are wanted must be in one pass: the last committed id's and the drafts'.
+            last_rows = len(job.item.draft_ids) + 1
+            if len(inputs) <= max(_DECODE_ROWS, last_rows):
                 chosen.append((job, inputs))
             elif budget > 0:
-                chosen.append((job, inputs[:budget]))
-                budget -= min(budget, len(inputs))
+                share = budget // 2 if others and job is prompts[0] else budget
+                taken = len(inputs) if len(inputs) <= share else min(share, len(inputs) - last_rows)
+                chosen.append((job, inputs[:taken]))
+                budget -= taken
         return chosen
 
     def _prepare(self, job: _Job) -> None:

@@ -168,8 +168,9 @@ def load_target(
     """
     architecture = read_architecture(model_dir)
     layers_n = architecture.num_layers
-    # The EAGLE-3 rule assumes a deep target; toy targets clamp it so that every id names a layer.
-    aux = aux_layer_ids or tuple(min(max(i, 0), layers_n - 1) for i in (2, layers_n // 2, layers_n - 3))
+    # The EAGLE-3 rule names three layers only from seven on; toy targets take first, middle and last.
+    default = (2, layers_n // 2, layers_n - 3) if layers_n >= 7 else (0, layers_n // 2, layers_n - 1)
+    aux = aux_layer_ids or default
     if any(not 0 <= i < layers_n for i in aux) or len(set(aux)) != len(aux):
         raise UnsupportedModel(f"aux layers {aux} must be three different layers of {layers_n}")
     if context_len > architecture.context_len:

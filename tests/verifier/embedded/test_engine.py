@@ -447,12 +447,30 @@ def test_refusals_alone_are_answered_without_a_forward(llama: TargetModel, ring:
 
 def test_closing_a_waiting_request_drops_its_item(llama: TargetModel, ring: TensorRingWriter) -> None:
     engine = new_engine(llama, ring, prefill_chunk_tokens=16)
-    gone, stays = Client("gone", prompt_of(1, 100), GREEDY), Client("stays", prompt_of(2, 5), GREEDY)
+    gone, stays = Client("gone", prompt_of(1, 100), GREEDY), Client("stays", prompt_of(2, 60), GREEDY)
     engine.add([gone.item(), stays.item()])
     engine.step()
     engine.close("gone")
     assert answers(engine).keys() == {"stays"}
     assert not engine.has_work
+
+
+def test_a_short_prompt_overtakes_an_older_long_one_which_still_ends(
+    llama: TargetModel, ring: TensorRingWriter
+) -> None:
+    engine = new_engine(llama, ring, prefill_chunk_tokens=16)
+    old, middle, short = (
+        Client(n, prompt_of(i, k), GREEDY) for i, (n, k) in enumerate((("o", 200), ("m", 90), ("s", 30)))
+    )
+    engine.add([old.item(), middle.item(), short.item()])
+    ended: list[str] = []
+    passes = 0
+    while engine.has_work:
+        reply = engine.step()
+        passes += 1
+        ended += [result.request_id for result in reply.results]
+    assert ended == ["s", "m", "o"]
+    assert passes <= 2 + -(-(200 + 90 + 30) // 16)  # nothing of the budget was wasted on the way
 
 
 def test_closing_what_is_not_known_is_nothing(llama: TargetModel, ring: TensorRingWriter) -> None:

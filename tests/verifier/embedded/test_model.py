@@ -146,17 +146,22 @@ def test_the_default_aux_layers_are_eagles(tmp_path: Path, native: NativeKernels
     assert model.aux_layer_ids == (2, layers // 2, layers - 3)
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4, 5, 6])
-def test_a_target_too_shallow_for_the_default_says_so_and_takes_named_layers(
-    tmp_path: Path, native: NativeKernels, layers: int
-) -> None:
+@pytest.mark.parametrize("layers", [3, 4, 5, 6])
+def test_shallow_targets_give_first_middle_and_last(tmp_path: Path, native: NativeKernels, layers: int) -> None:
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers = layers
+    write_model(tmp_path, config)
+    assert load(tmp_path, native).aux_layer_ids == (0, layers // 2, layers - 1)
+    assert load(tmp_path, native, aux_layer_ids=(0, 1, 2)).aux_layer_ids == (0, 1, 2)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_target_without_three_layers_is_refused(tmp_path: Path, native: NativeKernels, layers: int) -> None:
     config = CONFIGS["llama"]()
     config.num_hidden_layers = layers
     write_model(tmp_path, config)
     with pytest.raises(UnsupportedModel, match=f"three different layers of {layers}"):
         load(tmp_path, native)
-    if layers > 2:
-        assert load(tmp_path, native, aux_layer_ids=(0, 1, 2)).aux_layer_ids == (0, 1, 2)
 
 
 @pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.3.mlp.down_proj.weight"])

@@ -1,0 +1,286 @@
+"""A fake SGLang over real HTTP, for everything but numerics: same requests, same replies, same ways of saying no.
+
+Checked against recordings of the real one in test_recordings.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from tests.verifier.sglang import toy_model
+
+
+@dataclass
+class FakeEngine:
+    """Knobs are read at each request.
+
+    refusals: (status, body) answered to the next /generate calls instead, in order.
+    overloads: so many next sequences are aborted for load; ``overload_form`` says how: "503" or "inside_200".
+    reply_delay_s, token_delay_s: before a reply, between stream chunks.
+    """
+
+    context_len: int = 128
+    page_size: int = 1
+    chunk_len: int = 1 << 20
+    captures_aux: bool = True
+    is_incremental: bool = False
+    version: str = "0.5.23"
+    weight_version: str = "default"
+    refusals: list[tuple[int, Any]] = field(default_factory=list)
+    overloads: int = 0
+    overload_form: str = "503"
+    reply_delay_s: float = 0.0
+    token_delay_s: float = 0.0
+    break_streams_after: int | None = None
+    posts: list[dict[str, Any]] = field(default_factory=list)
+    streams: list[dict[str, Any]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    running: dict[str, asyncio.Event] = field(default_factory=dict)
+    cache: list[list[int]] = field(default_factory=list)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+    url: str = ""
+    _runner: web.AppRunner | None = None
+    _is_stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _pause(self, duration_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._is_stopping.wait(), duration_s)
+        except TimeoutError:
+            return
+        await asyncio.sleep(0.02)  # the server is being closed
+
+    async def start(self, model_dir: Path, port: int = 0) -> None:
+        self.model_dir = model_dir
+        self._is_stopping.clear()
+        (model_dir / "config.json").write_text(
+            json.dumps(
+                {
+                    "model_type": "llama",
+                    "num_hidden_layers": 12,
+                    "vocab_size": toy_model.VOCAB_SIZE,
+                    "hidden_size": toy_model.HIDDEN_SIZE,
+                    "max_position_embeddings": self.context_len,
+                }
+            )
+        )
+        app = web.Application(client_max_size=1 << 26)
+        app.add_routes(
+            [
+                web.get("/server_info", self._server_info),
+                web.get("/model_info", self._model_info),
+                web.post("/generate", self._generate),
+                web.post("/abort_request", self._abort),
+            ]
+        )
+        self._runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def stop(self) -> None:
+        self._is_stopping.set()
+        for event in self.running.values():
+            event.set()
+        await asyncio.sleep(0.05)  # handlers end by themselves
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "version": self.version,
+                "page_size": self.page_size,
+                "context_length": None,
+                "max_total_num_tokens": 32768,
+                "enable_return_aux_hidden_states": self.captures_aux,
+                "return_aux_hidden_state_layer_ids": None,
+                "sampling_backend": "pytorch",
+                "disable_radix_cache": False,
+                "speculative_algorithm": None,
+            }
+        )
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"model_path": str(self.model_dir), "weight_version": self.weight_version, "model_type": "llama"}
+        )
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self.running:  # unknown ids are ignored; known ones abort by prefix, as the scheduler does
+            for other, event in self.running.items():
+                if other.startswith(rid):
+                    event.set()
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if body.get("stream"):
+            self.streams.append(body)
+        else:
+            self.posts.append(body)
+        if self.refusals:
+            status, answer = self.refusals.pop(0)
+            return web.json_response(answer, status=status)
+        if body.get("stream"):
+            return await self._stream(request, body)
+        return await self._batch(body)
+
+    async def _batch(self, body: dict[str, Any]) -> web.Response:
+        keys = [key for key in body if key != "stream"]
+        items = [dict(zip(keys, values, strict=True)) for values in zip(*(body[key] for key in keys), strict=True)]
+        for item in items:
+            if len(item["input_ids"]) >= self.context_len:
+                return _flat_400(
+                    f"The input ({len(item['input_ids'])} tokens) is longer than the model's context length "
+                    f"({self.context_len} tokens)."
+                )
+            if item["return_hidden_states"] and not self.captures_aux:
+                return _flat_400("The server is not configured to return hidden states.")
+        for item in items:
+            if item["rid"] in self.running:
+                return _flat_400(f"Duplicate request ID detected: {item['rid']}")
+            self.running[item["rid"]] = asyncio.Event()
+        try:
+            if self.reply_delay_s:
+                await self._pause(self.reply_delay_s)
+            answers = []
+            for item in items:
+                if self.overloads > 0:
+                    self.overloads -= 1
+                    if self.overload_form == "503":
+                        return web.json_response({"detail": "The request queue is full."}, status=503)
+                    answers.append(self._aborted(item, "The request queue is full.", 503))
+                elif self.running[item["rid"]].is_set():
+                    answers.append(self._aborted(item, "Abort in waiting queue", None))
+                else:
+                    answers.append(self._answer(item))
+            return web.json_response(answers)
+        finally:
+            for item in items:
+                self.running.pop(item["rid"], None)
+
+    def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
+        ids, start, num_top = item["input_ids"], item["logprob_start_len"], item["top_logprobs_num"]
+        cached = self._match(ids, limit=min(len(ids) - 1, start))
+        next_id = int(toy_model.logits(ids).argmax())
+        self.cache.append([*ids])
+        meta = self._meta(item["rid"], len(ids), 1, cached, {"type": "length", "length": 1})
+        meta["input_token_logprobs"] = [
+            [float(toy_model.logprobs(ids[:p])[ids[p]]) if p > start else None, ids[p], None]
+            for p in range(start, len(ids))
+        ]
+        meta["input_top_logprobs"] = [_top(ids[:p], num_top) if p > start else None for p in range(start, len(ids))]
+        meta["output_token_logprobs"] = [[float(toy_model.logprobs(ids)[next_id]), next_id, None]]
+        meta["output_top_logprobs"] = [_top(ids, num_top)]
+        if item["return_hidden_states"]:
+            first = cached + max(0, (len(ids) - cached - 1) // self.chunk_len) * self.chunk_len
+            meta["hidden_states"] = [[toy_model.features(ids, p) for p in range(first, len(ids))]]
+        return {"text": "?", "output_ids": [next_id], "meta_info": meta}
+
+    def _aborted(self, item: dict[str, Any], message: str, status: int | None) -> dict[str, Any]:
+        reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
+        return {
+            "text": "",
+            "output_ids": [],
+            "meta_info": self._meta(item["rid"], len(item["input_ids"]), 0, 0, reason),
+        }
+
+    def _match(self, ids: list[int], *, limit: int) -> int:
+        best = 0
+        for held in self.cache:
+            length = 0
+            for a, b in zip(held, ids, strict=False):
+                if a != b:
+                    break
+                length += 1
+            best = max(best, length)
+        return min(best, limit) // self.page_size * self.page_size
+
+    def _meta(self, rid: str, prompt: int, made: int, cached: int, reason: Any) -> dict[str, Any]:
+        return {
+            "id": rid,
+            "finish_reason": reason,
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "cached_tokens": cached,
+            "weight_version": self.weight_version,
+            "e2e_latency": 0.001,
+        }
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        rid, ids, params = body["rid"], list(body["input_ids"]), body["sampling_params"]
+        prompt_len = len(ids)
+        cached = self._match(ids, limit=len(ids) - 1)
+        stopped = self.running[rid] = asyncio.Event()
+        own: list[Any] = []
+        tops: list[Any] = []
+        try:
+            if self.overloads > 0:
+                self.overloads -= 1
+                aborted = self._aborted({"rid": rid, "input_ids": ids}, "The request queue is full.", 503)
+                await _send(response, aborted)
+                return response
+            for made in range(1, params["max_new_tokens"] + 1):
+                await self._pause(self.token_delay_s)
+                if stopped.is_set():
+                    break
+                if self.break_streams_after is not None and made > self.break_streams_after:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return response
+                token_id = self._sample(ids, params)
+                own.append([float(toy_model.logprobs(ids)[token_id]), token_id, None])
+                tops.append(_top(ids, body.get("top_logprobs_num", 0)))
+                ids.append(token_id)
+                reason = {"type": "length", "length": made} if made == params["max_new_tokens"] else None
+                meta = self._meta(rid, prompt_len, made, cached, reason)
+                since = made - 1 if self.is_incremental else 0
+                if body.get("return_logprob"):
+                    meta |= {"output_token_logprobs": own[since:], "output_top_logprobs": tops[since:]}
+                await _send(response, {"text": "?", "output_ids": ids[prompt_len + since :], "meta_info": meta})
+            await response.write(b"data: [DONE]\n\n")
+        except ConnectionError:
+            pass
+        finally:
+            self.running.pop(rid, None)
+            self.cache.append(ids)
+        return response
+
+    def _sample(self, ids: list[int], params: dict[str, Any]) -> int:
+        row = toy_model.logits(ids).astype(np.float64)
+        for token_id, bias in params.get("logit_bias", {}).items():
+            row[int(token_id)] += bias
+        if params["temperature"] == 0.0:
+            return int(row.argmax())
+        return int((row / params["temperature"] + self.rng.gumbel(size=len(row))).argmax())
+
+
+def _top(ids: list[int], num: int) -> list[Any]:
+    row = toy_model.logprobs(ids)
+    order = np.argsort(-row, kind="stable")[:num]
+    return [[float(row[i]), int(i), None] for i in order]
+
+
+def _flat_400(message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=400)
+
+
+async def _send(response: web.StreamResponse, chunk: dict[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
