@@ -18,6 +18,8 @@ Two gates: the bucket's (gate.py) and under it each request's own, which suspend
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.speculation.acceptance_pool import AcceptancePool
 from gateway.speculation.batch_round import BatchRound
 from gateway.speculation.bucket import Bucket
@@ -36,6 +38,9 @@ __all__ = [
     "RoundObserved",
     "RoundPlan",
 ]
+
+# Costs are compared as ratios: a clock that did not move between two commits must not make one of them zero.
+_MIN_ROUND_S = 1e-6
 
 
 class Controller:
@@ -103,6 +108,8 @@ class Controller:
         """Learn from one finished round. A request's first round, the prompt, has no plan and must not come here."""
         bucket = request.bucket
         assert bucket is not None
+        if round_.round_s < _MIN_ROUND_S:
+            round_ = replace(round_, round_s=_MIN_ROUND_S)
         bucket.last_s = round_.now_s
         if round_.num_draft_tokens > 0:
             self._learn_acceptance(

@@ -25,12 +25,36 @@ runs plain once more, fetching all missing features in one go, and the round aft
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 import msgspec
 
+from gateway.speculation.commands import (
+    Command,
+    CommitTokens,
+    Fail,
+    Finish,
+    PlanRound,
+    Release,
+    SendDraft,
+    SendShadow,
+    SendVerify,
+)
+from gateway.speculation.events import (
+    Cancelled,
+    DraftLost,
+    DraftReceived,
+    Event,
+    Opened,
+    RoundPlanned,
+    ShadowLost,
+    ShadowReceived,
+    TargetLost,
+    TargetsReceived,
+    TextCommitted,
+)
 from verifier.acceptance import num_accepted
-from wire.messages import DraftExtend, FeatureSpan, PositionLogprobs, VerifyItem, VerifyResult
+from wire.messages import DraftExtend, FeatureSpan, VerifyItem, VerifyResult
 from wire.sampling import SamplingParams
 
 __all__ = [
@@ -64,174 +88,6 @@ __all__ = [
 ]
 
 State = Literal["new", "drafting", "verifying", "committing", "planning", "finished", "failed", "cancelled"]
-
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """Start: send the prompt to the verifier."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlanned:
-    """The controller's answer to PlanRound. num_draft_tokens: K wanted, 0 = plain.
-
-    is_shadow: run the round plain, and draft K tokens beside the plain stream to be scored.
-    """
-
-    num_draft_tokens: int
-    is_shadow: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftReceived:
-    """The drafter's proposal for ``round_id``; fewer ids than asked for, or none, are fine."""
-
-    round_id: int
-    draft_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLost:
-    """No proposal for ``round_id``: late, refused, or the drafter is gone. ``reason`` is counted."""
-
-    round_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowReceived:
-    """The drafter's proposal for SendShadow."""
-
-    base_len: int
-    draft_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowLost:
-    """No proposal for SendShadow; the drafter must be re-synced before it drafts again."""
-
-    base_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetsReceived:
-    """The verifier's result."""
-
-    result: VerifyResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLost:
-    """The verifier failed this request. ``code`` is its own, or "timeout", "unavailable"."""
-
-    round_id: int
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextCommitted:
-    """The text side has taken the tokens of CommitTokens.
-
-    num_kept_tokens: how many of them count; fewer than committed if a stop string ended inside the block.
-    matched_stop: that stop string, or None.
-    """
-
-    num_kept_tokens: int
-    matched_stop: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
-    """The client left, or its deadline passed."""
-
-
-Event = (
-    Opened
-    | RoundPlanned
-    | DraftReceived
-    | DraftLost
-    | ShadowReceived
-    | ShadowLost
-    | TargetsReceived
-    | TargetLost
-    | TextCommitted
-    | Cancelled
-)
-
-
-# ---------------------------------------------------------------- commands
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendVerify:
-    """Hand the item to the batcher. ``is_prompt``: the request's first item."""
-
-    item: VerifyItem
-    is_prompt: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendDraft:
-    """Align the drafter and ask it for a proposal."""
-
-    message: DraftExtend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendShadow:
-    """Align the drafter and ask for a proposal, without waiting for it: the plain stream goes on."""
-
-    message: DraftExtend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRound:
-    """Ask the controller how many tokens to draft; at most ``max_draft_tokens`` make sense here."""
-
-    max_draft_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitTokens:
-    """Turn these ids into text.
-
-    stop_token_id: set if the last id is a stop token: it is counted but is not text.
-    logprobs: one entry per id, or None if not asked for.
-    """
-
-    token_ids: tuple[int, ...]
-    stop_token_id: int | None
-    logprobs: tuple[PositionLogprobs, ...] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The answer is complete."""
-
-    reason: Literal["stop", "length"]
-    matched_stop: str | int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
-    """The answer can't be completed."""
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Tell the verifier, and the drafter if it knows the request, to forget it."""
-
-    has_drafter_state: bool
-
-
-Command = SendVerify | SendDraft | SendShadow | PlanRound | CommitTokens | Finish | Fail | Release
 
 
 class InvalidTransition(Exception):
@@ -367,6 +223,8 @@ class Session:
             case Cancelled():
                 self.state = "cancelled"
                 commands = [self._release()]
+            case _:  # pragma: no cover - the type checker proves it
+                assert_never(event)
         assert self.state in allowed
         return commands
 

@@ -399,3 +399,28 @@ def test_the_same_calls_give_the_same_decisions():
     second.run(500)
     assert first.plans == second.plans
     assert first.controller.reports() == second.controller.reports()
+
+
+def test_a_clock_that_does_not_move_is_survived() -> None:
+    controller = Controller(ControllerLimits())
+    controller.set_drafter(is_up=True, reason="connected")
+    request = controller.new_request()
+    for number in range(200):
+        plan = controller.plan_round(
+            request, batch_size=1, max_draft_tokens=8, context_len=10 + number, override=Override(), now_s=0.0
+        )
+        drafted = 0 if plan.is_shadow else plan.num_draft_tokens
+        controller.observe(
+            request,
+            RoundObserved(
+                batch_size=1,
+                num_draft_tokens=drafted,
+                num_accepted_tokens=drafted,
+                num_committed_tokens=drafted + 1,
+                round_s=0.0,
+                is_cut=False,
+                is_clean=True,
+                now_s=0.0,
+            ),
+        )
+    assert controller.reports()[0].plain_s is not None
