@@ -1,6 +1,6 @@
 """Write docs/configuration.md from the settings dataclasses; a test checks that it is up to date.
 
-    python -m tools.configuration_docs
+python -m tools.configuration_docs
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ def main() -> None:
         command = [sys.executable, "-m", "piptools", "compile", *_OPTIONS, "-o", str(output), f"{name}.in"]
         subprocess.run(command, check=True)
         text = output.read_text().partition(_UNSAFE)[0].rstrip()
-        output.write_text(f"# Compiled from {name}.in by `make lock`. Every file is checked against its hash.\n{text}\n")
+        output.write_text(
+            f"# Compiled from {name}.in by `make lock`. Every file is checked against its hash.\n{text}\n"
+        )
 
 
 if __name__ == "__main__":
