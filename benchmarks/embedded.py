@@ -37,7 +37,7 @@ from cpukernels.ports import ragged_rows
 from verifier.embedded.compose import load_engine
 from verifier.embedded.config import VerifierConfig
 
-__all__ = ["main"]
+__all__ = ["main", "served"]
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 12, 16)
 DRAFTS = (1, 2, 3, 4, 5, 6, 8)
@@ -154,7 +154,7 @@ async def measure_serving(
     variants = ["off", *(f"K={k}" for k in (DRAFTS[:2] if smoke else DRAFTS)), "auto"]
     prompts = PROMPTS[:1] if smoke else PROMPTS
     answers: list[Answer] = []
-    async with _served(profile, flags) as url, aiohttp.ClientSession() as session:
+    async with served(profile, flags) as url, aiohttp.ClientSession() as session:
         for variant in variants:  # warm-up: first use of every shape, and the controller's first measurements
             await _stream(session, url, prompts[0], variant, 0.0, seed=0, num_tokens=min(32, num_tokens))
         for repeat in range(repeats):
@@ -170,7 +170,8 @@ async def measure_serving(
 
 
 @asynccontextmanager
-async def _served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
+async def served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
+    """``breakeven serve`` of a profile on a free port, both processes up; yields its URL."""
     command = [sys.executable, "-m", "breakeven", "serve", "--profile", profile, "--gateway.port", "0"]
     for key, value in flags.items():
         command += [f"--{key}", value]

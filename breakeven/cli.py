@@ -185,6 +185,20 @@ def health(settings: Settings) -> None:
 
 
 @app.command()
+def torture(
+    url: Annotated[str, typer.Argument(help="Base of any OpenAI-compatible server, with or without /v1.")],
+    model: Annotated[str, typer.Option(help="Model to ask for.")],
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key to send.")] = None,
+    only: Annotated[str, typer.Option(help="Run the checks whose name or rule contains this.")] = "",
+    timeout_s: Annotated[float, typer.Option(help="Longest time for one exchange.")] = 120.0,
+) -> None:
+    """Check a server's streams against the contract its clients rely on; exit 1 if a required rule is broken."""
+    from breakeven.torture import torture as run_torture
+
+    sys.exit(run_torture(url, model=model, api_key=api_key, only=only, timeout_s=timeout_s))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

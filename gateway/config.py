@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from wire.settings import ConfigError
 
@@ -20,6 +21,15 @@ class GatewayConfig:
     api_keys: tuple[str, ...] = field(
         default=(), repr=False, metadata={"help": "Accepted API keys; none leaves the gateway open to all."}
     )
+    api_key_file: Path | None = field(
+        default=None, metadata={"help": "File with more accepted API keys, one a line; # starts a comment line."}
+    )
+    max_running_per_key: int = field(
+        default=0, metadata={"help": "Most requests of one API key at the same time; 0 sets no limit."}
+    )
+    max_requests_per_minute: int = field(
+        default=0, metadata={"help": "Most requests of one API key in a minute; 0 sets no limit."}
+    )
     max_body_bytes: int = field(default=32 << 20, metadata={"help": "Largest request body, after decompression."})
     body_timeout_s: float = field(default=60.0, metadata={"help": "Seconds a client may take to send its body."})
     write_timeout_s: float = field(
@@ -35,6 +45,9 @@ class GatewayConfig:
     max_draft_tokens: int = field(default=16, metadata={"help": "Largest speculation.num_draft_tokens of a request."})
     default_max_tokens: int = field(
         default=16, metadata={"help": "Completions answer length if the client names none."}
+    )
+    stream_interval: int = field(
+        default=0, metadata={"help": "Tokens in one event of a stream; 0 sends whatever a round commits, at once."}
     )
     keep_alive_s: float = field(
         default=15.0, metadata={"help": "Idle seconds before a stream gets a keep-alive comment; 0 sends none."}
@@ -65,13 +78,40 @@ class GatewayConfig:
         _check_range("max_logit_bias", self.max_logit_bias, 0, 1 << 20)
         _check_range("max_draft_tokens", self.max_draft_tokens, 1, 64)
         _check_range("default_max_tokens", self.default_max_tokens, 1, 1 << 20)
+        _check_range("stream_interval", self.stream_interval, 0, 1 << 16)
         _check_range("keep_alive_s", self.keep_alive_s, 0, 3600)
-        for index, key in enumerate(self.api_keys):
+        _check_range("max_running_per_key", self.max_running_per_key, 0, 1 << 20)
+        _check_range("max_requests_per_minute", self.max_requests_per_minute, 0, 1 << 20)
+        self.all_api_keys()
+
+    def all_api_keys(self) -> tuple[str, ...]:
+        """Keys of the setting and of the key file, in that order.
+
+        Raises:
+            ConfigError: a key is too weak to be one, or the file can't be read or holds none.
+        """
+        keys = [(f"gateway.api_keys[{index}]", key) for index, key in enumerate(self.api_keys)]
+        keys += self._keys_of_file()
+        for place, key in keys:
             if len(key) < _MIN_KEY_CHARS or not key.isascii() or key != key.strip():
-                raise ConfigError(
-                    f"gateway.api_keys[{index}]",
-                    f"must be at least {_MIN_KEY_CHARS} ASCII characters, without spaces around",
-                )
+                raise ConfigError(place, f"must be at least {_MIN_KEY_CHARS} ASCII characters, without spaces around")
+        return tuple(key for _, key in keys)
+
+    def _keys_of_file(self) -> list[tuple[str, str]]:
+        if self.api_key_file is None:
+            return []
+        try:
+            lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("gateway.api_key_file", f"can't be read: {error}") from None
+        keys = [
+            (f"gateway.api_key_file line {number}", line.strip())
+            for number, line in enumerate(lines, start=1)
+            if line.strip() and not line.startswith("#")
+        ]
+        if not keys:  # an empty file must not open the gateway to all
+            raise ConfigError("gateway.api_key_file", "holds no key")
+        return keys
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gateway.errors import NotReady
 from gateway.ports import ChatMessage, TextCodec
+from gateway.text.tool_prompt import Tool, ToolRenderer
 
 __all__ = ["LateCodec"]
 
@@ -40,6 +41,18 @@ class LateCodec:
     def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
         """See TextCodec.render_chat."""
         return self._loaded().render_chat(messages, add_generation_prompt=add_generation_prompt)
+
+    @property
+    def writes_tools(self) -> bool:
+        """See ToolRenderer."""
+        codec = self._loaded()
+        return isinstance(codec, ToolRenderer) and codec.writes_tools
+
+    def render_tools(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
+        """See ToolRenderer."""
+        codec = self._loaded()
+        assert isinstance(codec, ToolRenderer)
+        return codec.render_tools(messages, tools)
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from gateway.drain_rate import DrainRate
 from gateway.engine_config import EngineConfig
 from gateway.errors import Draining, NotReady, QueueFull, TargetTimeout
 from gateway.ports import GenerationRequest, LoadPhase, ModelCard
@@ -61,6 +62,7 @@ class GatewayEngine:
         self._begin_s = parts.clock()
         self._created_s = int(time.time())
         self._num_admitted = 0
+        self._drain_rate = DrainRate()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._slots = asyncio.Semaphore(config.max_running)
@@ -92,7 +94,7 @@ class GatewayEngine:
         if self._num_admitted + num_choices > limit:
             raise QueueFull(
                 f"{self._num_admitted} requests are running or waiting, the limit is {limit}",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=self._drain_rate.wait_s(self._num_admitted + num_choices - limit, self._parts.clock()),
             )
         self._num_admitted += num_choices
         self._is_idle.clear()
@@ -100,6 +102,7 @@ class GatewayEngine:
     def release(self, num_choices: int) -> None:
         """See Engine.release."""
         self._num_admitted -= num_choices
+        self._drain_rate.observe(num_choices, self._parts.clock())
         if self._num_admitted == 0:
             self._is_idle.set()
 
@@ -158,8 +161,3 @@ class GatewayEngine:
             run.close()
             self._parts.recorder.num_running -= 1
             self._slots.release()
-
-    def _retry_after_s(self) -> float:
-        # Half the queue at the recent pace of answers is when there is room again; bounded to something sensible.
-        tpot_s = self._parts.recorder.tpot.ewma_s or 0.05
-        return min(60.0, max(1.0, tpot_s * 128))

@@ -121,7 +121,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpeculation:
-    """What speculation did for one request. ``num_rounds`` counts rounds with at least one draft token."""
+    """What speculation did for one request. ``num_rounds`` counts rounds with at least one draft token.
+
+    ``queue_s``: waiting for a place; ``prefill_s``: the prompt's round, which is not in ``verify_s``.
+    """
 
     num_rounds: int
     num_plain_rounds: int
@@ -130,6 +133,8 @@ class RequestSpeculation:
     draft_s: float
     verify_s: float
     fallback_reason: str | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,11 @@ log = structlog.get_logger("gateway.request")
 Output = PromptScored | GenerationDelta | GenerationFinished
 
 # Codes of VerifyFailed that are the request's own fault.
-_CLIENT_CODES = {"context_limit": "context_length_exceeded", "invalid_token": "invalid_value"}
+_CLIENT_CODES = {
+    "context_limit": "context_length_exceeded",
+    "invalid_grammar": "invalid_grammar",
+    "invalid_token": "invalid_value",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class _Tally:
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
     cached_tokens: int = 0
     fallback: str | None = None
 
@@ -129,7 +135,7 @@ class RequestRun:
         self._view: RequestView = parts.controller.new_request()
         self._override = Override(mode=request.speculation.mode, num_draft_tokens=request.speculation.num_draft_tokens)
         self._plan = RoundPlan(num_draft_tokens=0, reason="prompt")
-        self._tally = _Tally()
+        self._tally = _Tally(queue_s=self._clock() - arrived_s)
         self._committed_s = arrived_s
         self._first_token_s: float | None = None
         self._planned_batch_size = 1
@@ -208,9 +214,11 @@ class RequestRun:
             return TargetLost(round_id=command.item.round_id, code="timeout", message=str(error))
         except PeerError as error:
             return TargetLost(round_id=command.item.round_id, code="unavailable", message=str(error))
-        self._tally.verify_s += self._clock() - begin_s
         if command.is_prompt:
+            self._tally.prefill_s = self._clock() - begin_s
             self._prompt_done(outcome)
+        else:
+            self._tally.verify_s += self._clock() - begin_s
         self._is_clean = outcome.is_clean and self._is_clean
         return TargetsReceived(result=outcome.result)
 
@@ -385,6 +393,8 @@ class RequestRun:
             num_accepted_tokens=tally.accepted,
             draft_s=tally.draft_s,
             verify_s=tally.verify_s,
+            queue_s=tally.queue_s,
+            prefill_s=tally.prefill_s,
             fallback_reason=tally.fallback,
         )
 

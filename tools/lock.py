@@ -1,4 +1,4 @@
-"""Compile requirements.in and requirements-dev.in into lock files with hashes, without torch and without index names."""
+"""Compile requirements.in and requirements-dev.in into lock files with hashes, without torch or index names."""
 
 from __future__ import annotations
 

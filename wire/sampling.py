@@ -3,9 +3,23 @@
 The order in which the target applies them is fixed and documented in verifier/embedded/sampling.py.
 """
 
+from typing import Literal
+
 import msgspec
 
-__all__ = ["SamplingParams"]
+__all__ = ["Grammar", "SamplingParams"]
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output must look like, from its first token to its last.
+
+    Fields:
+        kind: "json_schema" (text is the schema as JSON), "regex" (the whole output matches) or "lark" (llguidance's
+            dialect of Lark, rule ``start``).
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logit_bias: (token id, bias) pairs added to the raw logits.
         seed: key of the counter-based noise, 0 <= seed < 2**63. Same seed, same text, speculation on or off.
         min_new_tokens: the first this-many output tokens can't be one of ``eos_ids``.
-        eos_ids: the ids that ``min_new_tokens`` holds back.
+        eos_ids: the ids that ``min_new_tokens`` holds back, and that may end an output with a ``grammar``.
+        grammar: ids that can't continue the output in it get no probability; None = anything goes.
     """
 
     temperature: float = 1.0
@@ -37,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     min_new_tokens: int = 0
     eos_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -6,10 +6,13 @@ from aiohttp import web
 
 from gateway.config import GatewayConfig
 from gateway.edge_counters import EdgeCounters
-from gateway.http import chat, completions, dashboard, health, models, stats, tokenize
+from gateway.http import chat, completions, dashboard, health, models, openapi, responses, stats, tokenize
 from gateway.http.auth import require_api_key
 from gateway.http.edge import EDGE, Edge
+from gateway.http.key_limits import KeyLimits
+from gateway.http.key_ring import KeyRing
 from gateway.http.middleware import answer_errors, set_headers
+from gateway.http.rate_limit import limit_requests
 from gateway.ports import Engine, TextCodec
 
 __all__ = ["create_app", "create_runner", "start_server"]
@@ -22,10 +25,19 @@ def create_app(engine: Engine, codec: TextCodec, config: GatewayConfig) -> web.A
         engine: generates; may still be loading.
         codec: the target's tokenizer and chat template.
     """
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[answer_errors, require_api_key])
-    app[EDGE] = Edge(engine=engine, codec=codec, config=config, counters=EdgeCounters())
+    app = web.Application(
+        client_max_size=config.max_body_bytes, middlewares=[answer_errors, require_api_key, limit_requests]
+    )
+    app[EDGE] = Edge(
+        engine=engine,
+        codec=codec,
+        config=config,
+        counters=EdgeCounters(),
+        keys=KeyRing(config.all_api_keys()),
+        limits=KeyLimits(max_running=config.max_running_per_key, max_per_minute=config.max_requests_per_minute),
+    )
     app.on_response_prepare.append(set_headers)
-    for module in (chat, completions, models, health, stats, tokenize):
+    for module in (chat, completions, models, health, openapi, responses, stats, tokenize):
         app.add_routes(module.routes)
     app.add_routes(dashboard.routes(dashboard.load_page()))
     return app

@@ -7,10 +7,11 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from gateway.http.answer import AnswerPlan, admitted, answer, client_deadline_s
+from gateway.http.answer import admitted, answer, client_deadline_s
 from gateway.http.body import read_json_body
 from gateway.http.edge import EDGE, request_rules
 from gateway.http.prompts import message_ids
+from gateway.openai.answer_plan import AnswerPlan
 from gateway.openai.chat_request import parse_chat_request
 from gateway.openai.generation import build_choices, resolve_max_new_tokens
 from gateway.openai.responses import ResponseHead
@@ -30,7 +31,12 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     shared = chat.shared
     response_id = f"chatcmpl-{uuid4().hex}"
     async with admitted(edge, shared.num_choices):
-        prompt_ids = await message_ids(edge.codec, chat.messages, add_generation_prompt=chat.add_generation_prompt)
+        prompt_ids = await message_ids(
+            edge.codec,
+            chat.messages,
+            add_generation_prompt=chat.add_generation_prompt,
+            tools=() if chat.tool_use is None else chat.tool_use.tools,
+        )
         choices = build_choices(
             shared,
             prompt_ids,

@@ -8,10 +8,11 @@ from uuid import uuid4
 from aiohttp import web
 
 from gateway.errors import InvalidRequest
-from gateway.http.answer import AnswerPlan, admitted, answer, client_deadline_s
+from gateway.http.answer import admitted, answer, client_deadline_s
 from gateway.http.body import read_json_body
 from gateway.http.edge import EDGE, Edge, request_rules
 from gateway.http.prompts import text_prompt_ids
+from gateway.openai.answer_plan import AnswerPlan
 from gateway.openai.completion_request import CompletionRequest, parse_completion_request
 from gateway.openai.generation import build_choices, resolve_max_new_tokens
 from gateway.openai.responses import ResponseHead

@@ -9,6 +9,8 @@ from aiohttp import web
 from gateway.config import GatewayConfig
 from gateway.edge_counters import EdgeCounters
 from gateway.errors import NotReady
+from gateway.http.key_limits import KeyLimits
+from gateway.http.key_ring import KeyRing
 from gateway.openai.requests import RequestRules
 from gateway.ports import Engine, TextCodec
 
@@ -23,6 +25,8 @@ class Edge:
     codec: TextCodec
     config: GatewayConfig
     counters: EdgeCounters
+    keys: KeyRing
+    limits: KeyLimits
 
 
 EDGE = web.AppKey("edge", Edge)

@@ -19,6 +19,8 @@ from gateway.errors import (
     RequestTooLarge,
 )
 from gateway.http.edge import EDGE
+from gateway.http.rate_limit import rate_limit_headers
+from gateway.http.server_timing import TIMINGS
 from gateway.http.sse import ClientGone
 from gateway.openai.errors import error_body, error_headers, error_status
 
@@ -70,7 +72,8 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
     elapsed_ms = (asyncio.get_running_loop().time() - request[_STARTED_S]) * 1000
     response.headers["x-request-id"] = request[REQUEST_ID]
     response.headers["openai-processing-ms"] = str(round(elapsed_ms))
-    response.headers["Server-Timing"] = f"head;dur={elapsed_ms:.1f}"
+    response.headers["Server-Timing"] = ", ".join([f"head;dur={elapsed_ms:.1f}", *request.get(TIMINGS, ())])
+    response.headers.update(rate_limit_headers(request))
     resource = request.match_info.route.resource
     route = "unknown" if resource is None else resource.canonical
     request.app[EDGE].counters.responses[f"{route} {response.status}"] += 1

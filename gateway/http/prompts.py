@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gateway.ports import ChatMessage, TextCodec
+from gateway.text.tool_prompt import Tool, ToolRenderer, with_tools
 
 __all__ = ["message_ids", "text_prompt_ids"]
 
@@ -17,14 +18,23 @@ _MAX_INLINE_CHARS = 1000
 
 
 async def message_ids(
-    codec: TextCodec, messages: Sequence[ChatMessage], *, add_generation_prompt: bool
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Tool] = (),
 ) -> tuple[int, ...]:
-    """Render and encode messages.
+    """Render and encode messages; tools by the template if it can, else by our own system text.
 
     Raises:
         InvalidRequest: the chat template refuses them.
     """
+    if tools and not (isinstance(codec, ToolRenderer) and codec.writes_tools):
+        messages, tools = with_tools(messages, tools), ()
     num_chars = sum(len(message.content) for message in messages) + 16 * len(messages)
+    if tools and isinstance(codec, ToolRenderer):
+        renderer = codec
+        return tuple(await _run(lambda: renderer.render_tools(messages, tools), num_chars))
     ids = await _run(lambda: codec.render_chat(messages, add_generation_prompt=add_generation_prompt), num_chars)
     return tuple(ids)
 

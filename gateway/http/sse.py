@@ -13,10 +13,11 @@ from aiohttp import web
 
 from gateway.edge_counters import EdgeCounters
 
-__all__ = ["ClientGone", "SseWriter", "event"]
+__all__ = ["ClientGone", "SseWriter"]
 
 _KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+# Below the transport's high-water mark of 64 KiB.
+_SMALL_BYTES = 32 << 10
 _HEAD = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -26,11 +27,6 @@ _HEAD = {
 
 class ClientGone(Exception):
     """The client closed the connection or stopped reading; nobody is left to answer."""
-
-
-def event(payload: bytes) -> bytes:
-    """One event of one-line JSON: ``data: `` with the space, no id, no event name."""
-    return b"data: %b\n\n" % payload
 
 
 class SseWriter:
@@ -63,9 +59,9 @@ class SseWriter:
         """
         await self._send(data, is_last=False)
 
-    async def finish(self, data: bytes = b"") -> None:
-        """Send the last events, ``[DONE]`` and the end of the body. A client that has left by now had all it wanted."""
-        await self._send(data + _DONE, is_last=True)
+    async def finish(self, data: bytes) -> None:
+        """Send the last events and the end of the body. A client that has left by now had all it wanted."""
+        await self._send(data, is_last=True)
 
     async def keep_alive(self, idle_s: float) -> None:
         """Runs beside the stream, until cancelled: a comment whenever nothing was written for ``idle_s`` seconds."""
@@ -77,8 +73,24 @@ class SseWriter:
             self._counters.keep_alives += 1
             await self.write(_KEEP_ALIVE)
 
+    def _would_pass(self, data: bytes) -> bool:
+        """The kernel took all bytes so far, these fit the transport's buffer: the write won't wait for the client."""
+        transport = self._request.transport
+        return (
+            self.response.prepared
+            and not self._lock.locked()
+            and len(data) <= _SMALL_BYTES
+            and transport is not None
+            and transport.get_write_buffer_size() == 0
+        )
+
     async def _send(self, data: bytes, *, is_last: bool) -> None:
         try:
+            if not is_last and self._would_pass(data):
+                # Without lock and timer, which cost as much as all formatting (12 % of the time at 256 streams).
+                self._last_write_s = self._loop.time()
+                await self.response.write(data)
+                return
             async with self._lock, asyncio.timeout(self._write_timeout_s):
                 if not self.response.prepared:
                     await self.response.prepare(self._request)

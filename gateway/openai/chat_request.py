@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from gateway.openai.field_rules import CHAT_FIELDS, check_known_fields
 from gateway.openai.fields import FieldReader, describe
 from gateway.openai.requests import MAX_INTEGER, RequestRules, SharedFields, parse_shared_fields
+from gateway.openai.tools import ToolUse, parse_tool_use
 from gateway.ports import ChatMessage, ToolCall
 
-__all__ = ["ChatRequest", "parse_chat_request", "parse_messages"]
+__all__ = ["ChatRequest", "parse_chat_request", "parse_messages", "use_tools"]
 
 # "developer" is OpenAI's newer name for "system"; chat templates only know the old one.
 _ROLES = {
@@ -26,11 +29,12 @@ _MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One chat request; ``messages`` is never empty."""
+    """One chat request; ``messages`` is never empty. ``tool_use`` is None if no tool may be called."""
 
     shared: SharedFields
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool
+    tool_use: ToolUse | None = None
 
 
 def parse_chat_request(body: dict[str, Any], rules: RequestRules) -> ChatRequest:
@@ -45,11 +49,27 @@ def parse_chat_request(body: dict[str, Any], rules: RequestRules) -> ChatRequest
     shared = parse_shared_fields(
         reader, rules, num_logprobs=_num_logprobs(reader, rules), max_tokens=_max_tokens(reader)
     )
+    tool_use = parse_tool_use(reader)
     return ChatRequest(
-        shared=shared,
+        shared=shared if tool_use is None else use_tools(reader, shared, tool_use),
         messages=parse_messages(reader, max_messages=rules.config.max_messages),
         add_generation_prompt=reader.boolean("add_generation_prompt", default=True),
+        tool_use=tool_use,
     )
+
+
+def use_tools(reader: FieldReader, shared: SharedFields, tool_use: ToolUse) -> SharedFields:
+    """The shared fields of a request whose answer may hold tool calls, or must.
+
+    Raises:
+        InvalidRequest: the request also says what its text must look like.
+    """
+    if shared.sampling.grammar is not None:
+        reader.fail("tools", "can't be combined with a format of the answer, unless tool_choice is none")
+    grammar = tool_use.grammar()
+    if grammar is not None and (shared.ignore_eos or shared.sampling.min_new_tokens):
+        reader.fail("tool_choice", "can't force a call together with ignore_eos or min_tokens")
+    return replace(shared, sampling=structs.replace(shared.sampling, grammar=grammar), parses_tools=True)
 
 
 def parse_messages(reader: FieldReader, *, max_messages: int) -> tuple[ChatMessage, ...]:

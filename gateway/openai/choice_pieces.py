@@ -1,4 +1,4 @@
-"""One choice's engine events as endpoint-shaped pieces: text, with the logprobs of the tokens behind it."""
+"""One choice's engine events as endpoint-shaped pieces: text, tool calls, and the logprobs and ids of the tokens."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from gateway.openai.responses import Endpoint
-from gateway.ports import GenerationDelta, GenerationRequest, PromptScored, TextCodec
+from gateway.openai.responses import AnswerFinishReason, Endpoint, Piece
+from gateway.ports import (
+    FinishReason,
+    GenerationDelta,
+    GenerationFinished,
+    GenerationRequest,
+    PromptScored,
+    TextCodec,
+)
+from gateway.text.token_groups import TokenGroups
+from gateway.text.tool_calls import ToolCallParser, ToolDelta
 
-__all__ = ["ChoicePieces", "Piece", "join_logprobs"]
+__all__ = ["ChoicePieces", "PieceOptions", "join_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Text of a choice and, if asked for, the logprobs of its tokens in the endpoint's own shape."""
+class PieceOptions:
+    """How an answer is cut: see the fields of the same names in ``SharedFields``."""
 
-    text: str
-    logprobs: dict[str, Any] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing a client could see."""
-        return not self.text and self.logprobs is None
+    stream_interval: int = 0
+    parses_tools: bool = False
+    returns_token_ids: bool = False
 
 
 class ChoicePieces:
@@ -35,34 +40,69 @@ class ChoicePieces:
     """
 
     def __init__(
-        self, endpoint: Endpoint, request: GenerationRequest, codec: TextCodec, *, echo_text: str = ""
+        self,
+        endpoint: Endpoint,
+        request: GenerationRequest,
+        codec: TextCodec,
+        *,
+        echo_text: str = "",
+        options: PieceOptions | None = None,
     ) -> None:
+        options = options or PieceOptions()
         self._is_chat = endpoint == "chat"
         self._request = request
         self._codec = codec
         self._echo_text = echo_text
         self._offsets = self._new_offsets(start=len(echo_text))
+        self._groups = TokenGroups(options.stream_interval, codec)
+        self._tools = ToolCallParser() if options.parses_tools else None
+        self._returns_token_ids = options.returns_token_ids
         self.num_tokens = 0
 
     def opening(self) -> Piece:
         """What comes before the first event: the echoed prompt, unless its logprobs come with it later."""
         return Piece(text="" if self._request.score_prompt else self._echo_text)
 
-    def piece(self, event: PromptScored | GenerationDelta) -> Piece:
-        """The piece of one event; may be empty while text is held back."""
+    def pieces(self, event: PromptScored | GenerationDelta | GenerationFinished) -> list[Piece]:
+        """What a client gets for one event; nothing while text is held back. The finish releases the rest."""
         if isinstance(event, PromptScored):
             ids = self._request.prompt_ids
             scored = completion_logprobs(event.logprobs, ids, self._codec, self._new_offsets(start=0))
-            return Piece(text=self._echo_text, logprobs=scored)
-        self.num_tokens += len(event.token_ids)
-        if self._request.num_logprobs is None or not event.logprobs:
-            return Piece(text=event.text)
-        if self._is_chat:
-            return Piece(text=event.text, logprobs=chat_logprobs(event.logprobs, self._codec))
+            return [Piece(text=self._echo_text, logprobs=scored)]
+        if isinstance(event, GenerationDelta):
+            pieces = [self._piece(delta) for delta in self._groups.push(event)]
+        else:
+            pieces = [self._piece(delta) for delta in self._groups.finish()]
+            if self._tools is not None:
+                rest = self._tools.finish()
+                pieces.append(Piece(text=rest.text, tool_deltas=rest.deltas))
+        return [piece for piece in pieces if not piece.is_empty]
+
+    def finish_reason(self, reason: FinishReason) -> AnswerFinishReason:
+        """The reason the client gets: an answer that called tools ended for that."""
+        has_calls = self._tools is not None and self._tools.num_calls > 0
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+    def _piece(self, delta: GenerationDelta) -> Piece:
+        self.num_tokens += len(delta.token_ids)
+        text = delta.text
+        tool_deltas: tuple[ToolDelta, ...] = ()
+        if self._tools is not None:
+            released = self._tools.push(text)
+            text, tool_deltas = released.text, released.deltas
         return Piece(
-            text=event.text,
-            logprobs=completion_logprobs(event.logprobs, event.token_ids, self._codec, self._offsets),
+            text=text,
+            logprobs=self._logprobs(delta),
+            token_ids=delta.token_ids if self._returns_token_ids else (),
+            tool_deltas=tool_deltas,
         )
+
+    def _logprobs(self, delta: GenerationDelta) -> dict[str, Any] | None:
+        if self._request.num_logprobs is None or not delta.logprobs:
+            return None
+        if self._is_chat:
+            return chat_logprobs(delta.logprobs, self._codec)
+        return completion_logprobs(delta.logprobs, delta.token_ids, self._codec, self._offsets)
 
     def _new_offsets(self, *, start: int) -> TextOffsets:
         return TextOffsets(self._codec, skip_special_tokens=self._request.skip_special_tokens, start=start)

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.errors import HTTP_ERRORS, AuthenticationFailed, GatewayError, OverloadError
 
-__all__ = ["error_body", "error_headers", "error_status"]
+__all__ = ["error_body", "error_fields", "error_headers", "error_status"]
 
 _MAX_MESSAGE_CHARS = 600
 _MAX_PARAM_CHARS = 120
@@ -22,13 +22,17 @@ def error_status(error: GatewayError) -> int:
 
 def error_body(error: GatewayError) -> bytes:
     """``{"error": {message, type, param, code}}`` as JSON."""
-    fields: dict[str, Any] = {
+    return orjson.dumps({"error": error_fields(error)})
+
+
+def error_fields(error: GatewayError) -> dict[str, Any]:
+    """The four keys of an error object."""
+    return {
         "message": _bounded(error.message, _MAX_MESSAGE_CHARS),
         "type": _row(error)[1],
         "param": None if error.param is None else _bounded(error.param, _MAX_PARAM_CHARS),
         "code": error.code,
     }
-    return orjson.dumps({"error": fields})
 
 
 def error_headers(error: GatewayError) -> dict[str, str]:

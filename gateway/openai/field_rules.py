@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.openai.constraints import CONSTRAINT_FIELDS
 from gateway.openai.fields import FieldReader
+from gateway.openai.tools import TOOL_FIELDS
 
 __all__ = [
     "CHAT_FIELDS",
@@ -17,10 +19,11 @@ __all__ = [
     "COMPLETION_FIELDS",
     "IGNORED_FIELDS",
     "REFUSED_FIELDS",
+    "RESPONSES_FIELDS",
     "check_known_fields",
 ]
 
-COMMON_FIELDS = frozenset(
+COMMON_FIELDS = CONSTRAINT_FIELDS | frozenset(
     {
         "best_of",
         "frequency_penalty",
@@ -37,27 +40,39 @@ COMMON_FIELDS = frozenset(
         "presence_penalty",
         "repetition_penalty",
         "return_spec_stats",
+        "return_token_ids",
         "seed",
         "skip_special_tokens",
         "speculation",
         "stop",
         "stop_token_ids",
         "stream",
+        "stream_interval",
         "stream_options",
         "temperature",
         "top_k",
         "top_p",
     }
 )
-CHAT_FIELDS = COMMON_FIELDS | {"add_generation_prompt", "max_completion_tokens", "messages", "top_logprobs"}
+CHAT_FIELDS = (
+    COMMON_FIELDS | TOOL_FIELDS | {"add_generation_prompt", "max_completion_tokens", "messages", "top_logprobs"}
+)
 COMPLETION_FIELDS = COMMON_FIELDS | {"add_special_tokens", "echo", "prompt"}
+_NOT_IN_RESPONSES = frozenset(
+    {"best_of", "logprobs", "max_tokens", "n", "return_spec_stats", "return_token_ids", "stream_options"}
+)
+RESPONSES_FIELDS = (
+    (COMMON_FIELDS - CONSTRAINT_FIELDS - _NOT_IN_RESPONSES)
+    | TOOL_FIELDS
+    | {"background", "include", "input", "instructions", "max_output_tokens", "metadata", "n", "previous_response_id"}
+    | {"text", "top_logprobs", "truncation"}
+)
 
 # Accepted and without effect. The reason stands in docs/api.md.
 IGNORED_FIELDS: dict[str, str] = {
     "cache_salt": "prefix reuse never crosses models and never changes an answer",
     "include_reasoning": "the answer has no separate reasoning part",
     "metadata": "nothing is stored",
-    "parallel_tool_calls": "only has a meaning with tools",
     "prediction": "a speed hint; the drafter predicts by itself",
     "priority": "requests run in order of arrival",
     "prompt_cache_key": "the prefix cache finds shared prefixes by content",
@@ -86,32 +101,27 @@ REFUSED_FIELDS: dict[str, str] = {
     "continue_final_message": "continuing the final message is not supported",
     "custom_logit_processor": "custom logit processors are not supported",
     "documents": "documents are not supported; put them into a message",
-    "ebnf": "grammars are not supported yet",
-    "function_call": "functions are not supported yet",
-    "functions": "functions are not supported yet",
-    "guided_choice": "guided decoding is not supported yet",
-    "guided_grammar": "guided decoding is not supported yet",
-    "guided_json": "guided decoding is not supported yet",
-    "guided_regex": "guided decoding is not supported yet",
+    "ebnf": "grammars are written in Lark; use structured_outputs.grammar",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_grammar": "grammars are written in Lark; use structured_outputs.grammar",
     "input_ids": "send token ids as the prompt of /v1/completions",
     "length_penalty": "beam search is not supported",
     "lora_path": "adapters are not supported",
     "modalities": "only text output is supported",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
-    "regex": "guided decoding is not supported yet",
-    "response_format": "only response_format of type text is supported for now",
-    "return_token_ids": "token ids are not returned; use /tokenize",
     "stop_regex": "stop_regex is not supported; use stop",
-    "structured_outputs": "guided decoding is not supported yet",
     "suffix": "the model is not trained to fill in the middle",
-    "tool_choice": "tools are not supported yet",
-    "tools": "tools are not supported yet",
     "truncate_prompt_tokens": "prompts are never truncated",
     "use_beam_search": "beam search is not supported",
     "web_search_options": "web search is not supported",
 }
 
+# Honoured by some endpoints only, and refused by the others for the same reason.
+_ENDPOINT_FIELDS = CONSTRAINT_FIELDS | {"best_of", "logprobs", "max_tokens", "tool_choice", "tools"}
+
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
@@ -132,6 +142,9 @@ def check_known_fields(reader: FieldReader, honoured: frozenset[str], *, is_stri
         if name in REFUSED_FIELDS:
             if not _is_neutral(name, value):
                 reader.fail(name, f"is not supported: {REFUSED_FIELDS[name]}", code="unsupported_parameter")
+        elif name in _ENDPOINT_FIELDS:
+            if not _is_neutral(name, value):
+                reader.fail(name, "is not a field of this endpoint", code="unsupported_parameter")
         elif is_strict:
             reader.fail(name[:64], "is not a known field", code="unknown_parameter")
 

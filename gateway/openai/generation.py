@@ -63,7 +63,11 @@ def build_choices(
     """
     eos_ids = frozenset[int]() if shared.ignore_eos else codec.eos_ids
     base = shared.sampling
-    held_back_ids = tuple(sorted(codec.eos_ids | shared.stop_token_ids)) if base.min_new_tokens else ()
+    eos_of_sampling: tuple[int, ...] = ()
+    if base.min_new_tokens:
+        eos_of_sampling = tuple(sorted(codec.eos_ids | shared.stop_token_ids))
+    elif base.grammar is not None:  # the ids that may end the output when its grammar is complete
+        eos_of_sampling = tuple(sorted(codec.eos_ids))
     choices = []
     for offset in range(shared.num_choices):
         seed = (base.seed + first_index + offset) & _SEED_MASK
@@ -71,7 +75,7 @@ def build_choices(
             GenerationRequest(
                 request_id=f"{first_id}-{first_index + offset}",
                 prompt_ids=prompt_ids,
-                sampling=structs.replace(base, seed=seed, eos_ids=held_back_ids),
+                sampling=structs.replace(base, seed=seed, eos_ids=eos_of_sampling),
                 max_new_tokens=max_new_tokens,
                 stop_token_ids=shared.stop_token_ids | eos_ids,
                 stop_strings=shared.stop_strings,

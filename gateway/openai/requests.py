@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, NotFound
+from gateway.openai.constraints import parse_grammar
 from gateway.openai.fields import FieldReader, describe
 from gateway.ports import ModelCard, SpeculationOverride
 from wire.sampling import SamplingParams
@@ -57,6 +58,8 @@ class SharedFields:
         stop_token_ids: the client's own, EOS not among them.
         num_logprobs: None = none; n >= 0 = the token's own and the n most likely.
         stream: None for one JSON answer.
+        stream_interval: tokens in one event; 0 = whatever a round commits.
+        parses_tools: the text may hold tool calls, which become a part of the answer of their own.
     """
 
     model: str
@@ -73,6 +76,9 @@ class SharedFields:
     speculation: SpeculationOverride
     stream: StreamOptions | None
     return_spec_stats: bool
+    return_token_ids: bool = False
+    stream_interval: int = 0
+    parses_tools: bool = False
 
 
 def parse_shared_fields(
@@ -107,6 +113,8 @@ def parse_shared_fields(
         speculation=_speculation(reader, rules),
         stream=_stream_options(reader),
         return_spec_stats=reader.boolean("return_spec_stats"),
+        return_token_ids=reader.boolean("return_token_ids"),
+        stream_interval=reader.integer("stream_interval", default=config.stream_interval, low=1, high=1 << 16),
     )
 
 
@@ -150,6 +158,7 @@ def _sampling(reader: FieldReader, rules: RequestRules) -> SamplingParams:
         logit_bias=_logit_bias(reader, rules),
         seed=secrets.randbits(63) if seed is None else seed & _SEED_MASK,
         min_new_tokens=reader.integer("min_tokens", default=0, low=0, high=MAX_INTEGER),
+        grammar=parse_grammar(reader),
     )
 
 

@@ -1,4 +1,4 @@
-"""OpenAI response objects and stream chunks as JSON bytes.
+"""Objects and stream chunks of chat and completions as JSON bytes (the Responses API has files of its own).
 
 The same small set of builders serves both endpoints; each names the rule of the stream contract it keeps. Chunks are
 built as plain dicts and written by orjson, because a stream makes one per event.
@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.ports import FinishReason
+from gateway.text.tool_calls import ToolDelta
 
-__all__ = ["ChoiceResult", "ResponseHead", "StreamChunks", "response_body"]
+__all__ = ["AnswerFinishReason", "ChoiceResult", "Endpoint", "Piece", "ResponseHead", "StreamChunks", "response_body"]
 
 Endpoint = Literal["chat", "completions"]
+AnswerFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,44 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a choice.
+
+    Fields:
+        logprobs: of the part's tokens, in the endpoint's own shape, if asked for.
+        token_ids: of the part, if the client asked for them.
+        tool_deltas: chat only.
+    """
+
+    text: str
+    logprobs: dict[str, Any] | None = None
+    token_ids: tuple[int, ...] = ()
+    tool_deltas: tuple[ToolDelta, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing a client could see."""
+        return not (self.text or self.logprobs is not None or self.token_ids or self.tool_deltas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceResult:
-    """One finished choice of a response that is not streamed. ``logprobs`` is in the endpoint's own shape."""
+    """One finished choice of a response that is not streamed.
+
+    Fields:
+        logprobs: in the endpoint's own shape.
+        tool_calls: whole calls, first to last.
+        token_ids, prompt_ids: None unless the client asked for them.
+    """
 
     index: int
     text: str
-    finish_reason: FinishReason
+    finish_reason: AnswerFinishReason
     matched_stop: str | int | None
     logprobs: dict[str, Any] | None
+    tool_calls: tuple[ToolDelta, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+    prompt_ids: tuple[int, ...] | None = None
 
 
 class StreamChunks:
@@ -60,50 +91,46 @@ class StreamChunks:
         self._fields = head.fields(is_chunk=True)
         self._has_usage = has_usage
 
-    def role(self, index: int) -> bytes:
+    def role(self, index: int, *, prompt_ids: tuple[int, ...] | None = None) -> bytes:
         """Chat only: the first chunk of a choice, and the only one that carries the role."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None, None)
+        extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
+        return self._chunk(self._choice(index, {"role": "assistant", "content": ""}), None, extra)
 
-    def content(
-        self, index: int, text: str, *, logprobs: dict[str, Any] | None = None, usage: dict[str, Any] | None = None
-    ) -> bytes:
-        """New text of a choice; ``usage`` only for continuous usage stats."""
-        return self._chunk(index, {"content": text} if self._is_chat else text, logprobs, None, usage)
+    def content(self, index: int, piece: Piece, *, usage: dict[str, Any] | None = None) -> bytes:
+        """A new part of a choice; ``usage`` only for continuous usage stats."""
+        choice = self._choice(index, _delta(piece) if self._is_chat else piece.text)
+        choice["logprobs"] = piece.logprobs
+        if piece.token_ids:
+            choice["token_ids"] = piece.token_ids
+        return self._chunk(choice, usage)
 
     def finish(
         self,
         index: int,
-        finish_reason: FinishReason,
+        finish_reason: AnswerFinishReason,
         matched_stop: str | int | None,
         *,
         usage: dict[str, Any] | None = None,
     ) -> bytes:
         """The last chunk of a choice, and the only one with a finish reason."""
-        return self._chunk(index, {} if self._is_chat else "", None, finish_reason, usage, matched_stop)
+        choice = self._choice(index, {} if self._is_chat else "")
+        choice["finish_reason"] = finish_reason
+        choice["stop_reason"] = matched_stop
+        return self._chunk(choice, usage)
 
     def usage(self, usage: dict[str, Any], *, metrics: dict[str, Any] | None = None) -> bytes:
         """The last JSON event of a stream with ``include_usage``: no choices."""
         extra = {} if metrics is None else {"metrics": metrics}
         return orjson.dumps({**self._fields, "choices": [], "usage": usage, **extra})
 
+    def _choice(self, index: int, payload: dict[str, Any] | str) -> dict[str, Any]:
+        key = "delta" if self._is_chat else "text"
+        return {"index": index, key: payload, "logprobs": None, "finish_reason": None}
+
     def _chunk(
-        self,
-        index: int,
-        payload: dict[str, Any] | str,
-        logprobs: dict[str, Any] | None,
-        finish_reason: FinishReason | None,
-        usage: dict[str, Any] | None,
-        matched_stop: str | int | None = None,
+        self, choice: dict[str, Any], usage: dict[str, Any] | None, extra: dict[str, Any] | None = None
     ) -> bytes:
-        choice = {
-            "index": index,
-            "delta" if self._is_chat else "text": payload,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        if finish_reason is not None:
-            choice["stop_reason"] = matched_stop
-        fields = {**self._fields, "choices": [choice]}
+        fields = {**self._fields, "choices": [choice], **(extra or {})}
         if self._has_usage:
             fields["usage"] = usage
         return orjson.dumps(fields)
@@ -121,18 +148,46 @@ def response_body(
     fields = head.fields(is_chunk=False)
     fields["choices"] = [_choice(choice, is_chat=is_chat) for choice in choices]
     fields["usage"] = usage
+    if is_chat and choices and choices[0].prompt_ids is not None:
+        fields["prompt_token_ids"] = choices[0].prompt_ids
     if metrics is not None:
         fields["metrics"] = metrics
     return orjson.dumps(fields)
 
 
+def _delta(piece: Piece) -> dict[str, Any]:
+    if not piece.tool_deltas:
+        return {"content": piece.text}
+    fields: dict[str, Any] = {"content": piece.text} if piece.text else {}
+    fields["tool_calls"] = [_tool_fragment(delta) for delta in piece.tool_deltas]
+    return fields
+
+
+def _tool_fragment(delta: ToolDelta) -> dict[str, Any]:
+    # Id, type and name come once: official helpers concatenate strings, so a repeat would double them.
+    if not delta.call_id:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
+
+
 def _choice(choice: ChoiceResult, *, is_chat: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {"index": choice.index}
     if is_chat:
-        fields["message"] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
+        content = None if choice.tool_calls and not choice.text else choice.text
+        fields["message"] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if choice.tool_calls:
+            fields["message"]["tool_calls"] = [
+                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.tool_calls
+            ]
     else:
         fields["text"] = choice.text
     fields["logprobs"] = choice.logprobs
     fields["finish_reason"] = choice.finish_reason
     fields["stop_reason"] = choice.matched_stop
+    if choice.token_ids is not None:
+        fields["token_ids"] = choice.token_ids
+        if not is_chat:
+            fields["prompt_token_ids"] = choice.prompt_ids
     return fields

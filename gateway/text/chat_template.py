@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidRequest
 from gateway.ports import ChatMessage
+from gateway.text.tool_prompt import Tool
 
 __all__ = ["ChatTemplate"]
 
@@ -33,19 +34,26 @@ class ChatTemplate:
         source: jinja2 source text.
         special_tokens: e.g. ``{"bos_token": "<s>"}``; visible to the template by these names.
 
+    Attributes:
+        writes_tools: the template writes tools into the prompt, in the format of Hermes and Qwen.
+
     Raises:
         ValueError: the source does not compile.
     """
 
     def __init__(self, source: str, *, special_tokens: dict[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
+        # A template that writes tools in the format tool_calls.py reads is better than our own text: it was trained on.
+        self.writes_tools = "tools" in source and "<tool_call>" in source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """Prompt text for ``messages``.
+    def render(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, tools: Sequence[Tool] = ()
+    ) -> str:
+        """Prompt text for ``messages``, with ``tools`` if the template knows them.
 
         Raises:
             InvalidRequest: the template refuses them (wrong role order, say) or fails on them.
@@ -53,7 +61,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[_template_message(message) for message in messages],
-                tools=None,
+                tools=[tool.signature() for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,

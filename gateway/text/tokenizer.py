@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from gateway.ports import ChatMessage
 from gateway.text.chat_template import ChatTemplate
+from gateway.text.tool_prompt import Tool
 
 __all__ = ["ModelTextCodec", "load_text_codec"]
 
@@ -94,6 +95,16 @@ class ModelTextCodec:
             text = "".join(lines) + ("assistant:" if add_generation_prompt else "")
             return self.encode(text, add_special_tokens=True)
         return self.encode(self._template.render(messages, add_generation_prompt=add_generation_prompt))
+
+    @property
+    def writes_tools(self) -> bool:
+        """See ToolRenderer."""
+        return self._template is not None and self._template.writes_tools
+
+    def render_tools(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
+        """See ToolRenderer; only for a codec that ``writes_tools``."""
+        assert self._template is not None
+        return self.encode(self._template.render(messages, tools=tools))
 
 
 def load_text_codec(model_dir: Path) -> ModelTextCodec:

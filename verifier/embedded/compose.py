@@ -14,6 +14,7 @@ import torch
 from cpukernels.choose import choose_kernels
 from verifier.embedded.config import VerifierConfig
 from verifier.embedded.engine import EmbeddedEngine
+from verifier.embedded.grammar import GrammarCompiler
 from verifier.embedded.model import load_target
 from verifier.embedded.server import LoadedEngine, VerifierServer
 from verifier.embedded.weights import resolve_model_dir
@@ -50,6 +51,9 @@ def load_engine(config: VerifierConfig, ring_path: Path, progress: Callable[[str
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         prefix_cache_tokens=config.prefix_cache_tokens,
         clock=time.perf_counter,
+        grammars=GrammarCompiler(
+            (model_dir / "tokenizer.json").read_text(encoding="utf-8"), vocab_size=model.architecture.vocab_size
+        ),
     )
     architecture = model.architecture
     info = VerifierInfo(

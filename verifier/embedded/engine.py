@@ -17,6 +17,7 @@ import torch
 
 from cpukernels.ports import ragged_rows
 from verifier.embedded.errors import ItemRefused
+from verifier.embedded.grammar import GrammarCompiler
 from verifier.embedded.model import TargetModel
 from verifier.embedded.prefix_store import PrefixStore
 from verifier.embedded.sampling import TokenSampler, position_logprobs
@@ -79,6 +80,7 @@ class EmbeddedEngine:
         slot_rows: positions whose features fit one slot of the ring.
         max_requests, prefill_chunk_tokens, prefix_cache_tokens: see VerifierConfig.
         clock: monotonic seconds.
+        grammars: compiles the grammars of requests; None refuses them.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class EmbeddedEngine:
         prefill_chunk_tokens: int,
         prefix_cache_tokens: int,
         clock: Callable[[], float],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._model = model
+        self._grammars = grammars
         self._ring = ring
         self._slot_rows = slot_rows
         self._max_requests = max_requests
@@ -216,7 +220,12 @@ class EmbeddedEngine:
         named = (*(i for i, _ in item.sampling.logit_bias), *item.sampling.eos_ids)
         if any(not 0 <= token_id < vocab_size for token_id in named):
             raise ItemRefused("invalid_token", f"logit_bias names ids outside the vocabulary of {vocab_size}")
-        sampler = TokenSampler(item.sampling, vocab_size=vocab_size, prompt_len=item.prompt_len)
+        grammar = None
+        if item.sampling.grammar is not None:
+            if self._grammars is None:
+                raise ItemRefused("invalid_grammar", "grammars are not supported here")
+            grammar = self._grammars.compile(item.sampling.grammar, item.sampling.eos_ids)
+        sampler = TokenSampler(item.sampling, vocab_size=vocab_size, prompt_len=item.prompt_len, grammar=grammar)
         request = _Request(request_id=item.request_id, sampler=sampler)
         self._requests[item.request_id] = request
         return request
@@ -282,7 +291,8 @@ class EmbeddedEngine:
         if not index:
             return []
         logits = self._model.logits(hidden[index])
-        results = []
+        results: list[VerifyResult] = []
+        failed: set[str] = set()
         offset = 0
         for job, rows in zip(jobs, wanted, strict=True):
             own = logits[offset : offset + len(rows)]
@@ -290,8 +300,12 @@ class EmbeddedEngine:
             if job.item.score_prompt:
                 self._score_prompt(job, own)
             if len(rows) and len(self._sequence(job)) == job.item.base_len + len(job.item.draft_ids):
-                results.append(self._result(job, own[-(len(job.item.draft_ids) + 1) :]))
-        done = {result.request_id for result in results}
+                try:
+                    results.append(self._result(job, own[-(len(job.item.draft_ids) + 1) :]))
+                except ItemRefused as refusal:
+                    self._refuse(job.item, refusal)  # answered by the next step
+                    failed.add(job.item.request_id)
+        done = {result.request_id for result in results} | failed
         self._waiting = [job for job in self._waiting if job.item.request_id not in done]
         self.counters["num_items"] += len(results)
         return results

@@ -5,15 +5,16 @@
     3 repetition_penalty  ids seen in prompt or output: positive logits divided, negative multiplied
     4 frequency_penalty   subtracted once per occurrence in the output
       presence_penalty    subtracted once if in the output
-    5 temperature         0: the lowest id among the largest logits is the answer; otherwise logits / temperature
-    6 top_k               the k largest; of equal ones the lowest ids
-    7 top_p               smallest set of the largest, renormalised after top_k, whose sum reaches top_p
-    8 min_p               ids at least min_p times as likely as the likeliest
-    9 draw                argmax of logits + Gumbel noise keyed by (seed, position, id)
+    5 grammar             ids that can't continue the output get -inf
+    6 temperature         0: the lowest id among the largest logits is the answer; otherwise logits / temperature
+    7 top_k               the k largest; of equal ones the lowest ids
+    8 top_p               smallest set of the largest, renormalised after top_k, whose sum reaches top_p
+    9 min_p               ids at least min_p times as likely as the likeliest
+   10 draw                argmax of logits + Gumbel noise keyed by (seed, position, id)
 
-"Seen" and "output" at a draft position include the draft ids before it, so that penalties are those plain decoding
-would have applied there. All arithmetic from step 1 on is float64, one row at a time, so a row's choice depends on
-its own logits only.
+"Seen" and "output" at a draft position include the draft ids before it, so that penalties and grammar are those plain
+decoding would have applied there. Rows after a draft the grammar forbids go unmasked: they can't be accepted. All
+arithmetic from step 1 on is float64, one row at a time, so a row's choice depends on its own logits only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from verifier.embedded.grammar import GrammarState, Mask
 from wire.messages import PositionLogprobs, TopLogprob
 from wire.noise import gumbel_noise
 from wire.sampling import SamplingParams
@@ -31,6 +33,7 @@ __all__ = ["TokenSampler", "position_logprobs"]
 
 Row = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+_LARGEST = np.finfo(np.float64).max
 
 
 class TokenSampler:
@@ -40,16 +43,24 @@ class TokenSampler:
         params: the request's sampling parameters.
         vocab_size: V.
         prompt_len: ids from here on are output.
+        grammar: the compiled ``params.grammar``, at its start; None = no grammar.
     """
 
-    def __init__(self, params: SamplingParams, *, vocab_size: int, prompt_len: int) -> None:
+    def __init__(
+        self, params: SamplingParams, *, vocab_size: int, prompt_len: int, grammar: GrammarState | None = None
+    ) -> None:
         self.params = params
+        self._grammar = grammar
         self._prompt_len = prompt_len
         self._tracks_counts = (
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self._is_plain_greedy = (
-            params.is_greedy and not self._tracks_counts and not params.logit_bias and params.min_new_tokens == 0
+            params.is_greedy
+            and not self._tracks_counts
+            and not params.logit_bias
+            and params.min_new_tokens == 0
+            and grammar is None
         )
         self._all_ids = np.arange(vocab_size)
         self._counted_len = 0
@@ -68,16 +79,21 @@ class TokenSampler:
 
         Returns:
             [K+1] token ids.
+
+        Raises:
+            ItemRefused: the grammar can't be followed any further.
         """
         if self._is_plain_greedy:
             return [int(i) for i in logits.argmax(axis=1)]
         self._count(committed_ids)
         chosen = []
         base = len(committed_ids)
+        masks = self._grammar.masks(committed_ids[self._prompt_len :], draft_ids) if self._grammar else []
         for index in range(len(draft_ids) + 1):
             if index > 0:
                 self._add(draft_ids[index - 1], base + index - 1, 1)
-            chosen.append(self._choose_row(logits[index].astype(np.float64), base + index))
+            mask = masks[index] if index < len(masks) else None
+            chosen.append(self._choose_row(logits[index].astype(np.float64), base + index, mask))
         for index, draft_id in enumerate(draft_ids):  # the drafts are not committed yet
             self._add(draft_id, base + index, -1)
         return chosen
@@ -98,12 +114,17 @@ class TokenSampler:
             counts = self._prompt_counts if position < self._prompt_len else self._output_counts
             counts[token_id] += amount
 
-    def _choose_row(self, logits: Row, position: int) -> int:
+    def _choose_row(self, logits: Row, position: int, mask: Mask | None) -> int:
         self._apply_processors(logits, position)
         params = self.params
+        if mask is not None:
+            logits[~mask] = -np.inf
         if params.is_greedy:
             return int(logits.argmax())
-        logits /= params.temperature
+        # The largest becomes 0 first, so that a tiny temperature overflows to -inf only, never to inf or NaN.
+        with np.errstate(over="ignore"):
+            logits -= logits.max()
+            logits /= params.temperature
         ids = _filtered_ids(logits, params)
         if ids is None:
             logits += gumbel_noise(params.seed, position, self._all_ids)
@@ -121,7 +142,9 @@ class TokenSampler:
         if params.repetition_penalty != 1.0:
             seen = np.flatnonzero(self._prompt_counts + self._output_counts)
             values = logits[seen]
-            logits[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+            with np.errstate(over="ignore"):
+                divided = np.minimum(values / params.repetition_penalty, _LARGEST)
+            logits[seen] = np.where(values > 0, divided, values * params.repetition_penalty)
         used = np.flatnonzero(self._output_counts)
         logits[used] -= params.frequency_penalty * self._output_counts[used] + params.presence_penalty
 

@@ -6,25 +6,29 @@ import json
 import random
 from typing import Any
 
-from gateway.openai.field_rules import CHAT_FIELDS, COMPLETION_FIELDS, IGNORED_FIELDS, REFUSED_FIELDS
+from gateway.openai.field_rules import CHAT_FIELDS, COMPLETION_FIELDS, IGNORED_FIELDS, REFUSED_FIELDS, RESPONSES_FIELDS
 from tests.gateway.conftest import StartEdge
 from tests.gateway.fakes import FakeEngine, Script
 
-NAMES = sorted(CHAT_FIELDS | COMPLETION_FIELDS | IGNORED_FIELDS.keys() | REFUSED_FIELDS.keys())
+NAMES = sorted(CHAT_FIELDS | COMPLETION_FIELDS | RESPONSES_FIELDS | IGNORED_FIELDS.keys() | REFUSED_FIELDS.keys())
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 5, 16, 2**31, 2**63, -(2**63), 2**64, 2**70, 0.5, 1.0, -0.0, 1e308, "", "x", "toy",
     "auto", "é🙂", "\ud83d", "x" * 3000, [], {}, [1], ["a"], [[1]], [None], [{}], [258], [-1], {"a": 1}, {"5": 1},
     {"mode": "on"}, {"type": "text"}, {"include_usage": True}, {"role": "user", "content": "x"},
     [{"role": "user", "content": "x"}], [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
-    [{"role": "assistant", "tool_calls": [{"id": 1}]}], [{"role": "assistant"}], [[[]]], {"a": {"b": [1, {"c": None}]}},
+    [{"role": "assistant", "tool_calls": [{"id": 1}]}], [{"role": "assistant"}], [[[]]],
+    [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": "f"}], {"type": "json_object"},
+    {"format": {"type": "json_object"}}, {"type": "json_schema", "json_schema": {"schema": {}}}, "required", "a|b",
+    {"a": {"b": [1, {"c": None}]}},
 ]  # fmt: skip
 NUM_BODIES = 600
+URLS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
 
 
 def any_body(dice: random.Random) -> bytes:
     body: dict[str, Any] = {}
     if dice.random() < 0.7:
-        body = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"}
+        body = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi"}
     for name in dice.sample(NAMES, dice.randrange(6)):
         body[name] = dice.choice(VALUES)
     raw = bytearray(json.dumps(body).encode())
@@ -40,7 +44,7 @@ async def test_any_body_gets_an_answer(start_edge: StartEdge) -> None:
     statuses = set()
     for _ in range(NUM_BODIES):
         raw = any_body(dice)
-        url = dice.choice(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+        url = dice.choice(URLS)
         response = await client.post(url, data=raw, headers={"Content-Type": "application/json"})
         statuses.add(response.status)
         assert response.status in (200, 400, 404), (url, raw, await response.text())

@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.errors import TargetFailed
 from gateway.http.edge import EDGE
-from gateway.http.sse import event
+from gateway.openai.framing import event
 from tests.gateway.conftest import StartEdge
 from tests.gateway.fakes import FakeEngine, Script
 from tests.gateway.sse_reader import events

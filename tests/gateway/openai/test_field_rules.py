@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.openai.field_rules import (
     COMPLETION_FIELDS,
     IGNORED_FIELDS,
     REFUSED_FIELDS,
+    RESPONSES_FIELDS,
     check_known_fields,
 )
 from gateway.openai.fields import FieldReader
@@ -86,7 +88,9 @@ def test_every_rule_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [
         name
-        for name in sorted(CHAT_FIELDS | COMPLETION_FIELDS | IGNORED_FIELDS.keys() | REFUSED_FIELDS.keys())
+        for name in sorted(
+            CHAT_FIELDS | COMPLETION_FIELDS | RESPONSES_FIELDS | IGNORED_FIELDS.keys() | REFUSED_FIELDS.keys()
+        )
         if f"`{name}`" not in page
     ]
     assert missing == []
@@ -105,3 +109,18 @@ def test_neutral_values_are_compared_by_type() -> None:
     check_known_fields(FieldReader({"length_penalty": 1.0, "use_beam_search": False}), CHAT_FIELDS, is_strict=True)
     with pytest.raises(InvalidRequest):
         check_known_fields(FieldReader({"length_penalty": 0}), CHAT_FIELDS, is_strict=False)
+
+
+@pytest.mark.parametrize(
+    ("honoured", "fields"),
+    [
+        (COMPLETION_FIELDS, {"tools": [{}], "tool_choice": "required"}),
+        (RESPONSES_FIELDS, {"response_format": {"type": "json_object"}, "regex": "a", "max_tokens": 5, "best_of": 2}),
+    ],
+)
+def test_a_field_of_another_endpoint_is_not_dropped(honoured: frozenset[str], fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        with pytest.raises(InvalidRequest, match="not a field of this endpoint"):
+            check_known_fields(FieldReader({name: value}), honoured, is_strict=False)
+    neutral = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "best_of": 1, "logprobs": False}
+    check_known_fields(FieldReader(neutral), honoured, is_strict=True)

@@ -165,6 +165,17 @@ def test_a_grammar_needs_an_end(compiler: GrammarCompiler) -> None:
         compiler.compile(GRAMMARS[0], [])
 
 
+def test_ids_the_tokenizer_does_not_have_are_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(ItemRefused, match="EOS"):
+        compiler.compile(GRAMMARS[0], [VOCAB + 10])
+
+
+def test_a_tokenizer_that_is_not_understood_refuses_grammars() -> None:
+    with pytest.raises(ItemRefused) as caught:
+        GrammarCompiler("{}", vocab_size=VOCAB).compile(GRAMMARS[0], [EOS])
+    assert caught.value.code == "invalid_grammar"
+
+
 def test_output_outside_the_grammar_is_an_error_not_a_crash(compiler: GrammarCompiler) -> None:
     state = compiler.compile(GRAMMARS[0], [EOS])
     with pytest.raises(ItemRefused) as caught:
