@@ -50,6 +50,8 @@ check: install-dev ## Format, lint, types
 
 bench: install-dev ## The benchmarks; results with provenance in benchmarks/results
 	$(BIN)/python -m benchmarks.embedded
+	$(BIN)/python -m benchmarks.identity
+	$(BIN)/python -m benchmarks.controller
 
 lock: install-dev ## Recompile the lock files
 	$(PIP) install pip-tools
