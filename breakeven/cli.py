@@ -21,6 +21,7 @@ from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from verifier.embedded.config import VerifierConfig
+from verifier.sglang.config import SGLangConfig
 from wire.process import die_with_parent
 from wire.settings import ConfigError
 
@@ -107,6 +108,7 @@ def serve(settings: Settings) -> None:
         speculation=settings.section("speculation", SpeculationConfig),
         verifier=settings.section("verifier", VerifierConfig),
         drafter=settings.section("drafter", DrafterConfig),
+        sglang=settings.section("sglang", SGLangConfig),
         version=__version__,
     )
     with LoadBar() as bar:
@@ -143,6 +145,16 @@ def drafter(settings: Settings) -> None:
         model_dir = resolve_model_dir(str(target), cache_dir=cache_dir, progress=lambda phase, share: None)
         config = dataclasses.replace(config, target_model_dir=model_dir)
     run(config)
+
+
+@app.command()
+@_with_settings("sglang")
+def launch(settings: Settings) -> None:
+    """Start SGLang as a profile says, watch it load, explain a crash."""
+    from verifier.sglang.launch import launch as launch_sglang
+
+    setup_logging("console")
+    launch_sglang(settings.section("sglang", SGLangConfig))
 
 
 @app.command()

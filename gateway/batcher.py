@@ -86,8 +86,11 @@ class VerifyBatcher:
             self._has_waiting.clear()
             batch = [waiting for waiting in self._waiting if not waiting.done.done()]
             self._waiting = []
-            if batch:
-                await self._dispatch(batch)
+            if self._verifier.mixes_plain_rounds:
+                parts = [batch]
+            else:
+                parts = [[w for w in batch if w.item.draft_ids], [w for w in batch if not w.item.draft_ids]]
+            await asyncio.gather(*(self._dispatch(part) for part in parts if part))
 
     async def verify_prompt(self, item: VerifyItem) -> VerifyOutcome:
         """Send a request's first item by itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import secrets
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -30,9 +31,13 @@ from gateway.ports import LoadPhase
 from gateway.recorder import Recorder
 from gateway.request_run import RunParts
 from gateway.speculation.controller import Controller, ControllerLimits
+from gateway.speculation.trace import TracedController
 from gateway.text.tokenizer import load_text_codec
+from gateway.trace_file import TraceWriter
 from verifier.embedded.client import EmbeddedVerifierClient
 from verifier.embedded.config import VerifierConfig
+from verifier.sglang.client import SGLangVerifierClient
+from verifier.sglang.config import SGLangConfig
 from wire.messages import DrafterInfo, Status, VerifierInfo
 from wire.settings import section_environ
 
@@ -51,6 +56,7 @@ class GatewaySettings:
     verifier: VerifierConfig
     drafter: DrafterConfig
     version: str
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
 
 
 async def serve(settings: GatewaySettings, *, on_phase: Callable[[LoadPhase], None] | None = None) -> None:
@@ -104,9 +110,12 @@ def _private_places(settings: GatewaySettings) -> Iterator[GatewaySettings]:
     """Resolve "auto" endpoints and ring path to private names, removed at the end."""
     directory = Path(tempfile.mkdtemp(prefix="breakeven-"))
     verifier, drafter = settings.verifier, settings.drafter
+    if settings.engine.backend == "sglang" and settings.sglang.tap_ring_path:
+        verifier = replace(verifier, ring_path=settings.sglang.tap_ring_path)  # the plugin's, which owns the file
+    is_private_ring = verifier.ring_path == "auto"
     if verifier.endpoint == "auto":
         verifier = replace(verifier, endpoint=f"ipc://{directory}/verifier.sock")
-    if verifier.ring_path == "auto":
+    if is_private_ring:
         shared = Path("/dev/shm")  # noqa: S108 - a random name, created with mode 0600
         base = shared if shared.is_dir() else directory
         verifier = replace(verifier, ring_path=str(base / f"breakeven-ring-{os.getpid()}-{secrets.token_hex(4)}"))
@@ -116,7 +125,7 @@ def _private_places(settings: GatewaySettings) -> Iterator[GatewaySettings]:
         yield replace(settings, verifier=verifier, drafter=drafter)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        if settings.verifier.ring_path == "auto":
+        if is_private_ring:
             Path(verifier.ring_path).unlink(missing_ok=True)  # a verifier that was killed could not
 
 
@@ -126,20 +135,14 @@ class _Gateway:
     def __init__(self, settings: GatewaySettings, group: asyncio.TaskGroup) -> None:
         self._settings = settings
         self._group = group
-        self._verifier = EmbeddedVerifierClient(settings.verifier.endpoint)
+        self._verifier = _verifier_client(settings)
         self._drafter = DrafterClient(settings.drafter.endpoint)
         self._codec = LateCodec()
         self._target: VerifierInfo | None = None
         self._has_target = asyncio.Event()
         speculation = settings.speculation
         recorder = Recorder(max_draft_tokens=speculation.candidates[-1])
-        self._controller = Controller(
-            ControllerLimits(
-                mode=speculation.mode,
-                candidates=speculation.candidates,
-                default_num_draft_tokens=speculation.num_draft_tokens,
-            )
-        )
+        self._controller = _controller(speculation)
         self._batcher = VerifyBatcher(
             self._verifier,
             decode_timeout_s=settings.engine.verify_timeout_s,
@@ -150,7 +153,7 @@ class _Gateway:
         self._verifier_peer = Peer(
             "verifier",
             self._verifier,
-            command=self._verifier_command if settings.engine.spawn_verifier else None,
+            command=self._verifier_command if _spawns_verifier(settings.engine) else None,
             on_up=self._verifier_up,
             on_down=self._verifier_down,
             clock=time.monotonic,
@@ -232,6 +235,35 @@ class _Gateway:
         if problem is not None:
             log.error("the head does not fit the target, speculation stays off", reason=problem)
         self._controller.set_drafter(is_up=problem is None, reason=problem or "connected")
+
+
+def _verifier_client(settings: GatewaySettings) -> EmbeddedVerifierClient | SGLangVerifierClient:
+    verifier = settings.verifier
+    if settings.engine.backend == "embedded":
+        return EmbeddedVerifierClient(verifier.endpoint)
+    return SGLangVerifierClient(
+        settings.sglang,
+        ring_path=Path(verifier.ring_path),
+        ring_slots=verifier.ring_slots,
+        ring_slot_rows=verifier.ring_slot_rows,
+    )
+
+
+def _controller(speculation: SpeculationConfig) -> Controller:
+    limits = ControllerLimits(
+        mode=speculation.mode,
+        candidates=speculation.candidates,
+        default_num_draft_tokens=speculation.num_draft_tokens,
+    )
+    if not speculation.trace_path:
+        return Controller(limits)
+    trace = TraceWriter(Path(speculation.trace_path))
+    atexit.register(trace.close)
+    return TracedController(limits, trace.write)
+
+
+def _spawns_verifier(engine: EngineConfig) -> bool:
+    return engine.backend == "embedded" and engine.spawn_verifier
 
 
 def _mismatch(target: VerifierInfo, head: DrafterInfo) -> str | None:

@@ -14,6 +14,7 @@ __all__ = ["EngineConfig", "SpeculationConfig"]
 class EngineConfig:
     """How many requests run, how long things may take, and which processes the gateway starts itself."""
 
+    backend: Literal["embedded", "sglang"] = setting("embedded", "Where the target runs; sglang: see section [sglang].")
     model_name: str = setting("smollm2-135m-instruct", "Name clients ask for, in /v1/models.")
     model_aliases: tuple[str, ...] = setting((), "Other names that are answered too.")
     max_running: int = setting(64, "Generations decoding at once; more wait.")
@@ -51,6 +52,7 @@ class SpeculationConfig:
     mode: Literal["auto", "on", "off"] = setting("auto", "auto = only while it measurably pays; on or off = pinned.")
     num_draft_tokens: int = setting(3, "Draft length of mode on, and the first one auto tries.")
     candidates: tuple[int, ...] = setting((1, 2, 3, 4, 5, 6, 8), "Draft lengths auto chooses from.")
+    trace_path: str = setting("", "Record every decision of the controller in this JSONL file; empty = don't.")
     draft_timeout_s: float = setting(1.0, "A proposal that takes longer is dropped and its round goes plain.")
 
     def validate(self) -> None:

@@ -271,6 +271,15 @@ class VerifierPort(Protocol):
         """
         ...
 
+    @property
+    def mixes_plain_rounds(self) -> bool:
+        """True if plain rounds and drafted ones cost least in one batch; False if they go separate ways there."""
+        ...
+
+    def can_verify(self, sampling: SamplingParams) -> str | None:
+        """Why drafts can't be verified exactly with these parameters, or None. The reason is counted, the run plain."""
+        ...
+
     def close_request(self, request_id: str) -> None:
         """Tell the target to forget a request, at once and without waiting."""
         ...

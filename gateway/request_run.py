@@ -113,6 +113,7 @@ class RequestRun:
         self._clock = parts.clock
         self._arrived_s = arrived_s
         self._deadline_s = deadline_s
+        unverifiable = parts.verifier.can_verify(request.sampling)
         self._session = Session(
             request_id=request.request_id,
             prompt_ids=request.prompt_ids,
@@ -122,7 +123,7 @@ class RequestRun:
                 context_len=context_len,
                 stop_token_ids=request.stop_token_ids,
             ),
-            can_draft=request.speculation.mode != "off" and parts.speculation.mode != "off",
+            can_draft=request.speculation.mode != "off" and parts.speculation.mode != "off" and not unverifiable,
             num_logprobs=request.num_logprobs,
             score_prompt=request.score_prompt,
         )
@@ -135,7 +136,9 @@ class RequestRun:
         self._view: RequestView = parts.controller.new_request()
         self._override = Override(mode=request.speculation.mode, num_draft_tokens=request.speculation.num_draft_tokens)
         self._plan = RoundPlan(num_draft_tokens=0, reason="prompt")
-        self._tally = _Tally(queue_s=self._clock() - arrived_s)
+        self._tally = _Tally(queue_s=self._clock() - arrived_s, fallback=unverifiable)
+        if unverifiable is not None:
+            parts.recorder.fallbacks[unverifiable] += 1
         self._committed_s = arrived_s
         self._first_token_s: float | None = None
         self._planned_batch_size = 1
@@ -436,6 +439,6 @@ def _target_error(command: Fail) -> GatewayError:
         return InvalidRequest(command.message, code=_CLIENT_CODES[command.code])
     if command.code == "timeout":
         return TargetTimeout("the target did not answer in time")
-    if command.code in ("unavailable", "unknown_request"):
+    if command.code in ("unavailable", "unknown_request", "weights_changed", "aborted"):
         return TargetUnavailable("the target is not available")
     return TargetFailed(f"the target could not compute this request: {command.message}", code=command.code)

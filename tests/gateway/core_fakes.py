@@ -33,6 +33,7 @@ from wire.messages import (
     VerifyReply,
     VerifyResult,
 )
+from wire.sampling import SamplingParams
 
 TOY_VOCAB = 26  # lower-case letters as byte ids, see toy_target
 
@@ -151,6 +152,8 @@ class FakeVerifier:
         self.gate: asyncio.Event | None = None
         self.fail: Callable[[VerifyItem], PeerError | VerifyFailed | None] = lambda _item: None
         self.num_prefill_rows = 0
+        self.mixes_plain_rounds = True
+        self.unverifiable: str | None = None
         self.clock = clock
 
     async def verify(self, items: Sequence[VerifyItem], *, timeout_s: float) -> VerifyReply:
@@ -179,6 +182,10 @@ class FakeVerifier:
             num_prefill_rows=self.num_prefill_rows,
             num_forwards=len(self.batches),
         )
+
+    def can_verify(self, sampling: SamplingParams) -> str | None:
+        """See VerifierPort.can_verify."""
+        return self.unverifiable
 
     def close_request(self, request_id: str) -> None:
         """See VerifierPort.close_request."""

@@ -177,3 +177,14 @@ async def test_only_cancelled_items_are_no_batch() -> None:
         await running
         await settle()
     assert len(verifier.batches) == 1
+
+
+async def test_a_target_with_separate_ways_gets_plain_and_drafted_items_apart() -> None:
+    verifier = FakeVerifier()
+    verifier.mixes_plain_rounds = False
+    async with Running(verifier) as batcher:
+        asked = (item("a"), item("b", (3,)), item("c"), item("d", (3, 4)))
+        outcomes = await asyncio.gather(*(batcher.verify(one) for one in asked))
+    assert [outcome.result.request_id for outcome in outcomes] == ["a", "b", "c", "d"]
+    names = sorted("".join(one.request_id for one in batch) for batch in verifier.batches)
+    assert names == ["ac", "bd"]

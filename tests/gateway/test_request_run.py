@@ -292,3 +292,13 @@ async def test_many_requests_share_batches_and_each_gets_its_own_answer() -> Non
             assert ids_of(task.result()) == plain_answer(prompt, 24)
         assert max(len(batch) for batch in rig.verifier.batches) == 8
         assert sorted(rig.verifier.closed) == [f"r{i}" for i in range(8)]
+
+
+async def test_what_the_target_cannot_verify_runs_plain_and_is_counted() -> None:
+    async with Rig() as rig:
+        rig.verifier.unverifiable = "temperature_above_1"
+        outputs = await collect(rig, request())
+        assert text_of(outputs) == TEXT
+        assert rig.recorder.fallbacks == {"temperature_above_1": 1}
+        assert last(outputs).speculation.fallback_reason == "temperature_above_1"
+        assert rig.drafter.messages == []

@@ -31,6 +31,7 @@ from wire.messages import (
     VerifyResult,
     Welcome,
 )
+from wire.sampling import SamplingParams
 
 __all__ = ["EmbeddedVerifierClient"]
 
@@ -76,6 +77,15 @@ class EmbeddedVerifierClient:
         self._calls: dict[tuple[str, int], _Call] = {}
         self._statuses: dict[int, asyncio.Future[Status]] = {}
         self._hello: asyncio.Future[Welcome | Refused] | None = None
+
+    @property
+    def mixes_plain_rounds(self) -> bool:
+        """One pass takes both."""
+        return True
+
+    def can_verify(self, sampling: SamplingParams) -> str | None:
+        """Always None: every sampling parameter is applied at every draft position."""
+        return None
 
     async def run(self) -> None:
         """Receive replies until cancelled."""

@@ -43,7 +43,7 @@ class FakeEngine:
     streams: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
-    cache: list[list[int]] = field(default_factory=list)
+    cache: list[tuple[str, list[int]]] = field(default_factory=list)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -176,9 +176,10 @@ class FakeEngine:
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
         ids, start, num_top = item["input_ids"], item["logprob_start_len"], item["top_logprobs_num"]
-        cached = self._match(ids, limit=min(len(ids) - 1, start))
+        key = item.get("extra_key", "")
+        cached = self._match(ids, limit=min(len(ids) - 1, start), key=key)
         next_id = int(toy_model.logits(ids).argmax())
-        self.cache.append([*ids])
+        self.cache.append((key, [*ids]))
         meta = self._meta(item["rid"], len(ids), 1, cached, {"type": "length", "length": 1})
         meta["input_token_logprobs"] = [
             [float(toy_model.logprobs(ids[:p])[ids[p]]) if p > start else None, ids[p], None]
@@ -200,9 +201,11 @@ class FakeEngine:
             "meta_info": self._meta(item["rid"], len(item["input_ids"]), 0, 0, reason),
         }
 
-    def _match(self, ids: list[int], *, limit: int) -> int:
+    def _match(self, ids: list[int], *, limit: int, key: str) -> int:
         best = 0
-        for held in self.cache:
+        for held_key, held in self.cache:
+            if held_key != key:
+                continue
             length = 0
             for a, b in zip(held, ids, strict=False):
                 if a != b:
@@ -227,7 +230,8 @@ class FakeEngine:
         await response.prepare(request)
         rid, ids, params = body["rid"], list(body["input_ids"]), body["sampling_params"]
         prompt_len = len(ids)
-        cached = self._match(ids, limit=len(ids) - 1)
+        key = body.get("extra_key", "")
+        cached = self._match(ids, limit=len(ids) - 1, key=key)
         stopped = self.running[rid] = asyncio.Event()
         own: list[Any] = []
         tops: list[Any] = []
@@ -260,7 +264,7 @@ class FakeEngine:
             pass
         finally:
             self.running.pop(rid, None)
-            self.cache.append(ids)
+            self.cache.append((key, ids))
         return response
 
     def _sample(self, ids: list[int], params: dict[str, Any]) -> int:

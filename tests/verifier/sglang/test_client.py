@@ -13,7 +13,7 @@ from tests.verifier.sglang import toy_model
 from verifier.sglang.plugin.announcement import first_wanted
 from wire.errors import PeerLate, PeerLost
 from wire.messages import VerifyFailed, VerifyResult
-from wire.sampling import SamplingParams
+from wire.sampling import Grammar, SamplingParams
 from wire.tensor_ring import TensorRingReader
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -148,6 +148,22 @@ async def test_features_are_those_of_the_positions(make_rig: Any) -> None:
     assert first_wanted(rig.engine.posts[-1]["rid"][0]) == base
 
 
+async def test_prompts_with_features_are_computed_whole_and_others_share_the_cache(make_rig: Any) -> None:
+    rig = await make_rig()
+    for name in ("a", "b"):
+        rig.open(name, PROMPT)
+        result = await rig.one(name, features_from=0)
+        assert (result.cached_len, sum(span.ref.shape[0] for span in result.spans)) == (0, len(PROMPT))
+        await rig.one(name, [1, 2], features_from=len(PROMPT))
+    assert rig.engine.posts[0]["logprob_start_len"] == [len(PROMPT) - 1]  # no logits for the whole prompt
+    for name, cached in (("c", 0), ("d", len(PROMPT) - 1)):
+        rig.open(name, PROMPT)
+        assert (await rig.one(name)).cached_len == cached
+        rig.client.close_request(name)
+        await asyncio.sleep(0.05)
+    assert rig.client.counters["cached_tokens_differ"] == 0
+
+
 async def test_features_lost_in_a_chunked_prompt_are_not_asked_for_again(make_rig: Any) -> None:
     rig = await make_rig(chunk_len=4)
     rig.open("a", PROMPT)
@@ -272,6 +288,19 @@ async def test_dead_engine_is_noticed_by_status_and_by_verify(make_rig: Any) -> 
         await rig.verify(rig.item("a", features_from=0))
 
 
+async def test_death_in_the_middle_of_post_and_streams_is_one_peer_error(make_rig: Any) -> None:
+    rig = await make_rig(token_delay_s=0.05)
+    for name in ("stream", "post"):
+        rig.open(name, PROMPT)
+        await rig.one(name, features_from=None if name == "stream" else 0)
+    rig.engine.reply_delay_s = rig.engine.token_delay_s = 1.0
+    waiting = asyncio.create_task(rig.verify(rig.item("stream"), rig.item("post", [1])))
+    await asyncio.sleep(0.1)
+    await rig.client._http.close()  # all connections break
+    with pytest.raises(PeerLost):
+        await waiting
+
+
 async def test_broken_stream_fails_its_request(make_rig: Any) -> None:
     rig = await make_rig(break_streams_after=2)
     rig.open("a", PROMPT)
@@ -319,6 +348,28 @@ async def test_unverifiable_sampling_stays_with_one_stream_and_is_exact_even_wit
     assert len(rig.engine.streams) == 1
     assert not rig.engine.posts
     assert rig.client.counters["plain_logit_bias"] == 1
+
+
+async def test_a_lost_stream_is_not_taken_up_where_the_output_matters(make_rig: Any) -> None:
+    rig = await make_rig()
+    rig.open("a", PROMPT, SamplingParams(temperature=0.0, frequency_penalty=0.5))
+    await rig.one("a")
+    rig.ids["a"][-1] = (rig.ids["a"][-1] + 1) % toy_model.VOCAB_SIZE
+    (result,) = await rig.verify(rig.item("a"))
+    assert isinstance(result, VerifyFailed)
+    assert result.code == "target_error"
+
+
+@pytest.mark.parametrize(("kind", "is_ok"), [("json_schema", True), ("regex", True), ("lark", False)])
+async def test_grammars_go_to_the_engine(make_rig: Any, kind: Any, is_ok: bool) -> None:
+    rig = await make_rig()
+    rig.open("a", PROMPT, SamplingParams(temperature=0.0, grammar=Grammar(kind=kind, text="x")))
+    (result,) = await rig.verify(rig.item("a", features_from=0))
+    assert isinstance(result, VerifyResult) == is_ok
+    if is_ok:
+        assert rig.engine.streams[0]["sampling_params"][kind] == "x"
+    else:
+        assert result.code == "invalid_grammar"
 
 
 async def test_same_seed_same_text_whatever_is_drafted(make_rig: Any) -> None:

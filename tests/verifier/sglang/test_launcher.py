@@ -12,6 +12,7 @@ import pytest
 from breakeven.settings import SECTIONS, find_profile, load_settings
 from verifier.sglang.command import EngineCommand, fallback_command, known_good, remember_good, render_command
 from verifier.sglang.config import SGLangConfig
+from verifier.sglang.launch import launch
 from verifier.sglang.launcher import EngineLauncher, EngineStartFailed
 from verifier.sglang.load_watch import LoadWatch
 from verifier.sglang.signatures import SIGNATURES, diagnose
@@ -217,6 +218,15 @@ async def test_taken_port_and_missing_interpreter(tmp_path: Path, unused_tcp_por
             await launcher.start(on_progress=lambda phase, share: None)
     assert caught.value.diagnosis is not None
     assert caught.value.diagnosis.name == "port_taken"
+
+
+def test_launch_command_ends_with_status_1_when_nothing_comes_up(tmp_path: Path, unused_tcp_port: int) -> None:
+    config = dataclasses.replace(config_for(tmp_path, unused_tcp_port), python="/nowhere/python", model_path="m")
+    with pytest.raises(SystemExit) as caught:
+        launch(config)
+    assert caught.value.code == 1
+    with pytest.raises(ConfigError, match="model_path"):
+        launch(dataclasses.replace(config, model_path=""))
 
 
 def test_known_good_is_for_the_same_server_only(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ CASES = [
 def test_distribution_is_the_targets(params: SamplingParams) -> None:
     logprobs = row(3)
     expected = reference_probs(logprobs, params)
-    num_draws = 2500
+    num_draws = 1500
     counts = np.zeros(VOCAB_SIZE)
     for position in range(num_draws):
         token_id, _ = drawn(logprobs, params, position, 10)
@@ -80,10 +80,9 @@ def test_distribution_is_the_targets(params: SamplingParams) -> None:
     assert chi2 < freedom + 4 * np.sqrt(2 * max(1, freedom)) + 4  # about four sigma
 
 
-@pytest.mark.parametrize("params", CASES, ids=lambda p: f"T{p.temperature}k{p.top_k}p{p.top_p}m{p.min_p}")
+@pytest.mark.parametrize("params", CASES[2:], ids=lambda p: f"T{p.temperature}k{p.top_k}p{p.top_p}m{p.min_p}")
 def test_filtered_draw_is_the_argmax_of_noise_over_the_kept_ids(params: SamplingParams) -> None:
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        pytest.skip("unlisted ids share one noise there")
+    # CASES[:2] filter nothing: there the unlisted ids share one noise.
     for seed in range(60):
         logprobs = row(seed)
         kept = np.flatnonzero(reference_probs(logprobs, params))

@@ -1,0 +1,293 @@
+"""One verify call: the POST and the streams side by side, and how their answers become results."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verifier.sglang.answers import Answer
+from verifier.sglang.capabilities import EngineCapabilities
+from verifier.sglang.choosing import RoundChooser, padded, position_logprobs
+from verifier.sglang.config import SGLangConfig
+from verifier.sglang.counters import Counters
+from verifier.sglang.held import HeldRequest
+from verifier.sglang.indexing import Ask, position_lists, prompt_lists
+from verifier.sglang.plugin.announcement import new_rid
+from verifier.sglang.posting import BatchPoster
+from verifier.sglang.routing import Route, failure
+from verifier.sglang.sampling import num_listed_for
+from verifier.sglang.sources import FeatureSource
+from wire.errors import PeerRefused
+from wire.messages import FeatureSpan, PositionLogprobs, VerifyFailed, VerifyResult
+
+__all__ = ["RoundRunner", "Route", "failure"]
+
+Result = VerifyResult | VerifyFailed
+
+
+@dataclass(slots=True, kw_only=True)
+class _Posted:
+    """What the POST says about one item; ``chooser`` is None where the ids are the stream's."""
+
+    ask: Ask
+    answer: Answer
+    chooser: RoundChooser | None
+    open_index: int | None = None
+
+
+class RoundRunner:
+    """One per life of the engine.
+
+    Args:
+        abort: stop an engine request. weight_version: the engine's now.
+    """
+
+    def __init__(
+        self,
+        engine: EngineCapabilities,
+        config: SGLangConfig,
+        poster: BatchPoster,
+        source: FeatureSource | None,
+        counters: Counters,
+        *,
+        abort: Callable[[str], None],
+        weight_version: Callable[[], str | None],
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._poster = poster
+        self._source = source
+        self._counters = counters
+        self._abort = abort
+        self._weight_version = weight_version
+
+    async def run(self, routes: list[Route]) -> tuple[list[Result], float]:
+        """Answer all; also the engine's own time for the POST in seconds, 0 if there was none.
+
+        Raises:
+            PeerLost, or a group of it: the engine is gone.
+        """
+        posted = [route for route in routes if route.needs_post]
+        async with asyncio.TaskGroup() as group:
+            post = group.create_task(self._post(posted))
+            streams = [group.create_task(self._from_stream(r)) for r in routes if r.needs_stream]
+        answers = post.result()
+        streamed = {result.request_id: result for result in (task.result() for task in streams)}
+        results: list[Result] = []
+        for route in routes:
+            own = streamed.get(route.item.request_id)
+            found = answers.get(route.item.request_id)
+            results.append(await self._merge(route, own, found))
+        times = [p.answer.meta_info.e2e_latency for p in answers.values() if isinstance(p, _Posted)]
+        return results, max(times, default=0.0)
+
+    # ------------------------------------------------------------ the POST
+
+    async def _post(self, routes: list[Route]) -> dict[str, _Posted | PeerRefused]:
+        if not routes:
+            return {}
+        asks = [self._ask(route) for route in routes]
+        answers = await self._send(routes, asks)
+        found: dict[str, _Posted | PeerRefused] = {}
+        for route, ask, answer in zip(routes, asks, answers, strict=True):
+            found[route.item.request_id] = self._read(route, ask, answer)
+        await self._widen(routes, found)
+        return found
+
+    def _ask(self, route: Route) -> Ask:
+        item, held = route.item, route.held
+        start = item.base_len - 1
+        if route.features_from is not None and item.start == 0:
+            held.cache_key = uuid.uuid4().hex
+        elif route.features_from is not None:
+            start = min(start, route.features_from)
+        if item.score_prompt:
+            start = 0
+        self._counters["prompt_items" if item.start == 0 else "verify_items"] += 1
+        return Ask(
+            rid=new_rid(start if route.features_from is None else route.features_from),
+            input_ids=[*held.ids, *item.draft_ids],
+            base_len=item.base_len,
+            start_len=start,
+            num_top=num_listed_for(
+                held.sampling, top_logprobs_num=self._config.top_logprobs_num, num_logprobs=item.num_logprobs
+            ),
+            wants_hidden=route.features_from is not None and self._source is not None and self._source.in_reply,
+            cache_key=held.cache_key,
+        )
+
+    async def _send(self, routes: list[Route], asks: list[Ask]) -> list[Answer | PeerRefused]:
+        is_answered = False
+        for route, ask in zip(routes, asks, strict=True):
+            route.held.posted_rids.add(ask.rid)
+        try:
+            answers = await self._poster.post(asks)
+            is_answered = True
+            return answers
+        finally:
+            for route, ask in zip(routes, asks, strict=True):
+                if not is_answered and ask.rid in route.held.posted_rids:
+                    self._abort(ask.rid)
+                route.held.posted_rids.discard(ask.rid)
+
+    def _read(self, route: Route, ask: Ask, answer: Answer | PeerRefused) -> _Posted | PeerRefused:
+        if isinstance(answer, PeerRefused):
+            return answer
+        item, held = route.item, route.held
+        if (
+            item.start > 0
+            and answer.meta_info.cached_tokens != ask.start_len // self._engine.page_size * self._engine.page_size
+        ):
+            self._counters["cached_tokens_differ"] += 1
+        changed = self._weights_changed(held, answer.meta_info.weight_version)
+        if changed is not None:
+            return changed
+        posted = _Posted(ask=ask, answer=answer, chooser=None)
+        if not route.needs_stream:
+            try:
+                lists = position_lists(ask, answer)
+            except PeerRefused as error:
+                return error
+            posted.chooser = RoundChooser(
+                lists,
+                held.sampling,
+                base_len=item.base_len,
+                draft_ids=item.draft_ids,
+                vocab_size=self._engine.info.vocab_size,
+                num_listed=ask.num_top,
+            )
+            posted.open_index = posted.chooser.advance()
+        return posted
+
+    async def _widen(self, routes: list[Route], found: dict[str, _Posted | PeerRefused]) -> None:
+        """Ask for whole rows, of all requests together, until every position is decided."""
+        while True:
+            waiting: list[tuple[Route, _Posted]] = []
+            asks: list[Ask] = []
+            for route in routes:
+                posted = found[route.item.request_id]
+                if isinstance(posted, _Posted) and posted.open_index is not None:
+                    ids = posted.ask.input_ids[: route.item.base_len + posted.open_index]
+                    waiting.append((route, posted))
+                    asks.append(
+                        Ask(
+                            rid=new_rid(len(ids)),
+                            input_ids=ids,
+                            base_len=len(ids),
+                            start_len=len(ids) - 1,
+                            num_top=self._engine.info.vocab_size,
+                            wants_hidden=False,
+                            cache_key=route.held.cache_key,
+                        )
+                    )
+            if not asks:
+                return
+            self._counters["widened_positions"] += len(asks)
+            answers = await self._send([route for route, _ in waiting], asks)
+            for (route, posted), ask, answer in zip(waiting, asks, answers, strict=True):
+                if isinstance(answer, PeerRefused):
+                    found[route.item.request_id] = answer
+                    continue
+                assert posted.chooser is not None
+                try:
+                    posted.open_index = posted.chooser.advance(position_lists(ask, answer)[0])
+                except PeerRefused as error:
+                    found[route.item.request_id] = error
+
+    # ------------------------------------------------------------ the stream
+
+    async def _from_stream(self, route: Route) -> Result:
+        item, stream = route.item, route.held.stream
+        assert stream is not None
+        ids: list[int] = []
+        entries: list[PositionLogprobs] = []
+        try:
+            for index in range(len(item.draft_ids) + 1):
+                token_id, own, top = await stream.id_at(item.base_len + index)
+                ids.append(token_id)
+                listed = [(i, logprob) for logprob, i, _ in top if logprob is not None]
+                entries.append(position_logprobs(token_id, listed, item.num_logprobs or 0, own[0] if own else None))
+                if index < len(item.draft_ids) and token_id != item.draft_ids[index]:
+                    break
+        except PeerRefused as error:
+            return failure(item, error.code, error.message)
+        changed = self._weights_changed(route.held, stream.weight_version)
+        if changed is not None:
+            return failure(item, changed.code, changed.message)
+        self._counters["stream_tokens"] += 1
+        length = len(item.draft_ids) + 1
+        return VerifyResult(
+            request_id=item.request_id,
+            round_id=item.round_id,
+            base_len=item.base_len,
+            target_ids=padded(ids, length),
+            spans=route.spans,
+            logprobs=None if item.num_logprobs is None else tuple(entries + [entries[-1]] * (length - len(entries))),
+            cached_len=stream.cached_len if item.start == 0 else 0,
+        )
+
+    # ------------------------------------------------------------ both
+
+    async def _merge(self, route: Route, streamed: Result | None, posted: _Posted | PeerRefused | None) -> Result:
+        item = route.item
+        if isinstance(streamed, VerifyFailed):
+            return streamed
+        if isinstance(posted, PeerRefused):
+            # The stream has the id; what the POST should have added was a wish, unless it was the prompt's score.
+            if streamed is not None and not item.score_prompt:
+                return streamed
+            return failure(item, posted.code, posted.message)
+        if posted is None:
+            assert streamed is not None
+            return streamed
+        spans = route.spans or await self._spans(route, posted)
+        scored = None
+        if item.score_prompt:
+            try:
+                scored = tuple(
+                    position_logprobs(own[0], top, item.num_logprobs or 0, own[1])
+                    for own, top in prompt_lists(posted.ask, posted.answer)
+                )
+            except PeerRefused as error:
+                return failure(item, error.code, error.message)
+        if streamed is not None:
+            ids, logprobs = streamed.target_ids, streamed.logprobs
+        else:
+            assert posted.chooser is not None
+            ids = posted.chooser.target_ids
+            logprobs = None if item.num_logprobs is None else posted.chooser.logprobs(item.num_logprobs)
+        return VerifyResult(
+            request_id=item.request_id,
+            round_id=item.round_id,
+            base_len=item.base_len,
+            target_ids=ids,
+            spans=spans,
+            logprobs=logprobs,
+            prompt_logprobs=scored,
+            cached_len=posted.answer.meta_info.cached_tokens if item.start == 0 else 0,
+        )
+
+    async def _spans(self, route: Route, posted: _Posted) -> tuple[FeatureSpan, ...]:
+        if route.features_from is None or self._source is None:
+            return ()
+        last = len(posted.ask.input_ids) - 1
+        try:
+            spans = await self._source.spans(posted.ask.rid, posted.answer, first=route.features_from, last=last)
+        finally:
+            self._source.forget(posted.ask.rid)
+        if spans is None:
+            # Missing once, they would be missing again: the prompt was longer than one chunk, or the plugin is off.
+            self._counters["feature_gaps"] += 1
+            route.held.has_lost_features = True
+            return ()
+        return spans
+
+    def _weights_changed(self, held: HeldRequest, version: str | None) -> PeerRefused | None:
+        if held.weight_version is None:
+            held.weight_version = version
+        if version == held.weight_version:
+            return None
+        self._counters["weight_changes"] += 1
+        return PeerRefused("weights_changed", f"the target's weights changed from {held.weight_version} to {version}")
