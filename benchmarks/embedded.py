@@ -1,6 +1,6 @@
 """The embedded engine: what a verify pass costs by width, and what speculation gives through the whole gateway.
 
-    python -m benchmarks.embedded [--repeats 5] [--tokens 64] [--profile cpu-tiny] [--smoke]
+    python -m benchmarks.embedded [--repeats 5] [--tokens 64] [--prompts 8] [--profile cpu-tiny] [--smoke]
 
 Part 1 runs the engine in this process: one request, w rows a pass, against one row. Part 2 starts ``breakeven serve``
 and streams the same prompts over HTTP with speculation off, with each K, and with the controller; all variants are
@@ -71,24 +71,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="how many of the fixed prompts")
     parser.add_argument("--profile", default="cpu-tiny")
     parser.add_argument("--set", action="append", default=[], metavar="FLAG", help="passed on, e.g. verifier.model=DIR")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/embedded.json"))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to check that it runs")
     options = parser.parse_args(argv)
     repeats, tokens = (1, 8) if options.smoke else (options.repeats, options.tokens)
+    prompts = PROMPTS[: 1 if options.smoke else options.prompts]
     flags = dict(entry.split("=", 1) for entry in options.set)
     console = Console()
     widths = measure_widths(VerifierConfig(model=flags.get("verifier.model", VerifierConfig().model)), repeats * 5)
     console.print(_width_table(widths))
     answers = asyncio.run(
-        measure_serving(options.profile, flags, repeats=repeats, num_tokens=tokens, smoke=options.smoke)
+        measure_serving(
+            options.profile, flags, prompts=prompts, repeats=repeats, num_tokens=tokens, smoke=options.smoke
+        )
     )
     summary = summarise(answers)
     console.print(_serving_table(summary))
     result = {
         "provenance": provenance(sys.argv, seed=0),
-        "settings": {"repeats": repeats, "tokens": tokens, "prompts": len(PROMPTS), "concurrency": 1},
+        "settings": {"repeats": repeats, "tokens": tokens, "prompts": len(prompts), "concurrency": 1},
         "widths": widths,
         "serving": summary,
         "answers": [asdict(answer) for answer in answers],
@@ -148,11 +152,16 @@ def _read_bandwidth() -> float:
 
 
 async def measure_serving(
-    profile: str, flags: dict[str, str], *, repeats: int, num_tokens: int, smoke: bool
+    profile: str,
+    flags: dict[str, str],
+    *,
+    prompts: Sequence[str],
+    repeats: int,
+    num_tokens: int,
+    smoke: bool,
 ) -> list[Answer]:
     """Stream every prompt with every variant, interleaved, ``repeats`` times at both temperatures."""
     variants = ["off", *(f"K={k}" for k in (DRAFTS[:2] if smoke else DRAFTS)), "auto"]
-    prompts = PROMPTS[:1] if smoke else PROMPTS
     answers: list[Answer] = []
     async with served(profile, flags) as url, aiohttp.ClientSession() as session:
         for variant in variants:  # warm-up: first use of every shape, and the controller's first measurements
