@@ -146,7 +146,6 @@ class RequestRun:
         self._is_clean = True
         self._is_draft_lost = False
         self._shadow: asyncio.Task[None] | None = None
-        self._finish: Finish | None = None
         self._end = "client_closed"
 
     async def outputs(self) -> AsyncIterator[Output]:
@@ -267,6 +266,11 @@ class RequestRun:
         except PeerError:
             self._session.handle(ShadowLost(base_len=base_len))
             return
+        except Exception:
+            # A request boundary: this task belongs to the gateway's group, where an error would end every request.
+            log.exception("shadow draft failed", request_id=self._request.request_id)
+            self._session.handle(ShadowLost(base_len=base_len))
+            return
         self._session.handle(ShadowReceived(base_len=base_len, draft_ids=proposal.draft_ids))
 
     def _plan_round(self, command: PlanRound) -> Event:
@@ -367,7 +371,6 @@ class RequestRun:
         reason = "stop" if self._text.matched_stop is not None else command.reason
         if rest:
             outputs.append(GenerationDelta(text=rest, token_ids=()))
-        self._finish = command
         self._end = reason
         self._parts.recorder.finished[reason] += 1
         if self._session.num_output_tokens > 1 and self._first_token_s is not None:
