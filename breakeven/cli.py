@@ -101,7 +101,6 @@ def serve(settings: Settings) -> None:
     from gateway.compose import serve as serve_gateway
 
     engine = settings.section("engine", EngineConfig)
-    setup_logging(engine.log_format)
     resolved = GatewaySettings(
         gateway=settings.section("gateway", GatewayConfig),
         engine=engine,
@@ -111,6 +110,7 @@ def serve(settings: Settings) -> None:
         sglang=settings.section("sglang", SGLangConfig),
         version=__version__,
     )
+    setup_logging(engine.log_format)
     with LoadBar() as bar:
         uvloop.run(serve_gateway(resolved, on_phase=bar.show))
 
