@@ -1,4 +1,4 @@
-"""The house rules of DESIGN and STYLE: floors, one composition root, purity, light imports, documented modules."""
+"""The house rules: floors, one composition root, purity, light imports, documented modules."""
 
 from __future__ import annotations
 
