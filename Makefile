@@ -38,15 +38,16 @@ run: install ## Serve SmolLM2-135M-Instruct on http://127.0.0.1:8000
 	$(BIN)/breakeven serve
 
 test: install-dev check ## Everything: checks, unit tests, integration tests
-	$(BIN)/python -m pytest -q --durations=10
+	$(BIN)/python -m pytest -q --durations=10 --ignore=tests/architecture
 
 fast: install-dev ## Unit tests only
 	$(BIN)/python -m pytest -q -m "not integration and not weights and not slow"
 
-check: install-dev ## Format, lint, types
+check: install-dev ## Format, lint, types, import floors and purity
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture
 
 bench: install-dev ## The benchmarks; results with provenance in benchmarks/results
 	$(BIN)/python -m benchmarks.embedded
