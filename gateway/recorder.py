@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gateway.batcher import BatchObserved
 from gateway.speculation.controller import BucketReport
+from gateway.speculation.costs import batch_bucket
 from gateway.speculation.session import RoundOutcome
 from gateway.stats import (
     BucketStats,
@@ -39,6 +40,11 @@ class LatencyWindow:
         self._recent.append(seconds)
         self._count += 1
         self._ewma = seconds if self._ewma is None else self._ewma + _ALPHA * (seconds - self._ewma)
+
+    @property
+    def count(self) -> int:
+        """How many were added."""
+        return self._count
 
     @property
     def ewma_s(self) -> float | None:
@@ -120,7 +126,8 @@ class Recorder:
         else:
             self._verify.observe(batch.verify_s)
         mean = round(batch.num_draft_tokens / batch.batch_size)
-        self._verify_costs.setdefault((batch.batch_size, mean), LatencyWindow()).observe(batch.verify_s)
+        bucket = batch_bucket(batch.batch_size)  # as the controller's reports, beside which this is shown
+        self._verify_costs.setdefault((bucket, mean), LatencyWindow()).observe(batch.verify_s)
 
     def draft_done(self, *, num_draft_tokens: int, draft_s: float) -> None:
         """A proposal came back from the drafter."""
@@ -209,12 +216,12 @@ class Recorder:
             num_switches=report.num_switches,
             break_even_lengths={str(k): round(length, 4) for k, length in report.break_even_lengths.items()},
             verify_costs=tuple(
-                CostStats(num_draft_tokens=k, verify_ms=w.ewma_s * 1e3, count=w.stats().count)
+                CostStats(num_draft_tokens=k, verify_ms=w.ewma_s * 1e3, count=w.count)
                 for k, w in verify.items()
                 if w.ewma_s is not None
             ),
             draft_costs=tuple(
-                DraftCostStats(num_draft_tokens=k, draft_ms=w.ewma_s * 1e3, count=w.stats().count)
+                DraftCostStats(num_draft_tokens=k, draft_ms=w.ewma_s * 1e3, count=w.count)
                 for k, w in sorted(self._draft_costs.items())
                 if w.ewma_s is not None
             ),

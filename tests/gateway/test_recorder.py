@@ -9,6 +9,7 @@ import pytest
 
 from gateway.batcher import BatchObserved
 from gateway.recorder import LatencyWindow, Recorder
+from gateway.speculation.controller import Controller, ControllerLimits, Override
 from gateway.speculation.session import RoundOutcome
 from gateway.stats import PeerStats, StatsSnapshot
 from tests.gateway.core_fakes import FakePeer
@@ -146,3 +147,18 @@ def test_a_window_forgets_but_counts() -> None:
     assert stats.count == 513
     assert stats.p95 == 1.0
     assert math.isfinite(stats.ewma)
+
+
+def test_verify_costs_stand_beside_the_bucket_that_plans_them() -> None:
+    controller = Controller(ControllerLimits())
+    controller.set_drafter(is_up=True, reason="connected")
+    view = controller.new_request()
+    controller.plan_round(
+        view, batch_size=3, max_draft_tokens=8, context_len=10, override=Override(), now_s=0.0
+    )  # three streams are in the bucket of four
+    recorder = Recorder(max_draft_tokens=3)
+    for size in (3, 4):
+        recorder.batch_done(batch(size, 2 * size, 0.03))
+    [bucket] = snapshot(recorder, reports=controller.reports()).speculation.buckets
+    assert bucket.batch_size == 4
+    assert [(cost.num_draft_tokens, cost.count) for cost in bucket.verify_costs] == [(2, 2)]
