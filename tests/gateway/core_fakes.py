@@ -101,9 +101,13 @@ def _logprob(token_id: int, num_top: int) -> PositionLogprobs:
 
 
 class ToyDrafter:
-    """The drafter's side of the contract: checks that ids and features continue what it holds, without a gap."""
+    """The drafter's side of the contract: checks that ids and features continue what it holds, without a gap.
+
+    is_strict: a gap is a fault of the session; otherwise it is refused, as the real one does.
+    """
 
     def __init__(self) -> None:
+        self.is_strict = True
         self.ids: dict[str, list[int]] = {}
         self.features: dict[str, int] = {}
 
@@ -121,15 +125,20 @@ class ToyDrafter:
         if message.request_id not in self.ids:
             raise PeerRefused("unknown_request", "never heard of it")
         ids = self.ids[message.request_id]
-        assert message.start <= len(ids), "ids were skipped"
+        self._check(message.start <= len(ids), "ids were skipped")
         ids[message.start :] = message.token_ids
         assert len(ids) == message.base_len
         held = min(self.features[message.request_id], message.base_len - 1)
         for span in message.spans:
-            assert span.start <= held, "features were skipped"
+            self._check(span.start <= held, "features were skipped")
             held = max(held, span.start + span.ref.shape[0])
-        assert held == message.base_len - 1, "every position but the newest needs features"
+        self._check(held == message.base_len - 1, "every position but the newest needs features")
         self.features[message.request_id] = held
+
+    def _check(self, is_right: bool, what: str) -> None:
+        if not is_right and not self.is_strict:
+            raise PeerRefused("feature_gap", what)
+        assert is_right, what
 
 
 class FakeClock:

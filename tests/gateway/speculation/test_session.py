@@ -620,9 +620,15 @@ def test_target_ids_that_do_not_match_the_drafts_are_a_bug() -> None:
 
 
 class World:
-    """Plays a session against the toy target and drafter; ``rng`` decides every delay, loss and duplicate."""
+    """Plays a session against the toy target and drafter; ``rng`` decides every delay, loss and duplicate.
 
-    def __init__(self, session: Session, rng: random.Random, *, stop_at: int | None = None) -> None:
+    Shadow replies come at any later moment, also rounds later or after the end, and more than once. ``fail_at``: the
+    verify that is lost.
+    """
+
+    def __init__(
+        self, session: Session, rng: random.Random, *, stop_at: int | None = None, fail_at: int | None = None
+    ) -> None:
         self.session = session
         self.rng = rng
         self.target, self.drafter = ToyTarget(), ToyDrafter()
@@ -630,6 +636,10 @@ class World:
         self.text: list[int] = []
         self.fresh: list[Event] = []  # the answers to the commands being carried out
         self.old: list[Event] = []  # earlier ones, that come again or too late
+        self.shadows: list[Event] = []  # under way
+        self.verifies_left = fail_at
+        self.num_scored = 0
+        self.failed: Fail | None = None
         self.finish: Finish | None = None
         self.num_releases = 0
         self.num_accepted = 0
@@ -645,26 +655,33 @@ class World:
             while self.old and self.rng.random() < 0.4:
                 assert self.session.handle(self.rng.choice(self.old)) == []
             event = self._next(commands)
+            while self.shadows and self.rng.random() < 0.3:
+                self._shadow_comes()
+        while self.shadows:
+            self._shadow_comes()
+
+    def _shadow_comes(self) -> None:
+        reply = self.shadows.pop(self.rng.randrange(len(self.shadows)))
+        assert self.session.handle(reply) == []
+        self.old.append(reply)
 
     def _next(self, commands: list[Any]) -> Event | None:
         event: Event | None = None
         for command in commands:
             match command:
                 case SendVerify():
-                    event = TargetsReceived(result=self.target.verify(command.item))
-                    self.fresh.append(event)
-                    self.fresh.append(TargetLost(round_id=command.item.round_id, code="timeout", message=""))
+                    event = self._verify(command.item)
                 case SendDraft():
                     event = self._draft(command.message)
                 case SendShadow():
                     reply = self._draft(command.message)
+                    base_len = command.message.base_len
                     if isinstance(reply, DraftReceived):
-                        self.session.handle(
-                            ShadowReceived(base_len=command.message.base_len, draft_ids=reply.draft_ids)
-                        )
+                        self.shadows.append(ShadowReceived(base_len=base_len, draft_ids=reply.draft_ids))
                     else:
-                        self.session.handle(ShadowLost(base_len=command.message.base_len))
+                        self.shadows.append(ShadowLost(base_len=base_len))
                 case PlanRound():
+                    self._score()
                     event = planned(self.rng.choice([0, 0, 1, 2, 3, 5, 8]), shadow=self.rng.random() < 0.2)
                 case CommitTokens():
                     event = self._commit(command)
@@ -672,12 +689,29 @@ class World:
                     self.finish = command
                 case Release():
                     self.num_releases += 1
+                case Fail():
+                    self.failed = command
                 case _:
                     raise AssertionError(command)
         return event
 
+    def _verify(self, item: VerifyItem) -> Event:
+        received = TargetsReceived(result=self.target.verify(item))
+        lost = TargetLost(round_id=item.round_id, code="timeout", message="")
+        if self.verifies_left is not None:
+            self.verifies_left -= 1
+        return self._both(lost, received) if self.verifies_left == 0 else self._both(received, lost)
+
+    def _score(self) -> None:
+        outcome = self.session.take_shadow_outcome()
+        if outcome is not None:
+            self.num_scored += 1
+            assert 0 <= outcome.num_accepted_tokens <= outcome.num_draft_tokens
+
     def _draft(self, message: DraftExtend) -> Event:
         lost = DraftLost(round_id=message.round_id, reason="late")
+        # Until the session hears of a lost message it can't know that the drafter lacks what was in it.
+        self.drafter.is_strict = not any(isinstance(reply, ShadowLost) for reply in self.shadows)
         chance = self.rng.random()
         if chance < 0.1:  # never arrived
             return self._both(lost, DraftReceived(round_id=message.round_id, draft_ids=(65,)))
@@ -753,12 +787,29 @@ def test_no_token_is_lost_doubled_or_reordered(
     assert world.num_releases == 1
 
 
-def test_the_world_above_does_accept_drafts() -> None:
-    accepted = 0
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), max_new_tokens=st.integers(1, 30), fail_at=st.integers(1, 12))
+def test_a_lost_target_ends_the_answer_after_a_true_part_of_it(seed: int, max_new_tokens: int, fail_at: int) -> None:
+    session = new_session(max_new_tokens=max_new_tokens, stop_token_ids=frozenset())
+    world = World(session, random.Random(seed), fail_at=fail_at)
+    world.run()
+
+    plain = list(plain_answer(PROMPT, max_new_tokens))
+    assert world.text == plain[: len(world.text)]
+    assert session.ids == [*PROMPT, *world.text]
+    assert world.num_releases == 1
+    assert (world.failed is None) == (world.text == plain)
+    assert session.state == ("finished" if world.failed is None else "failed")
+
+
+def test_the_world_above_does_accept_drafts_and_score_shadows() -> None:
+    accepted = scored = 0
     for seed in range(20):
         world = World(
             new_session(prompt_ids=(1, 2), max_new_tokens=30, stop_token_ids=frozenset()), random.Random(seed)
         )
         world.run()
         accepted += world.num_accepted
+        scored += world.num_scored
     assert accepted > 50
+    assert scored > 5
