@@ -88,8 +88,9 @@ class GatewayEngine:
         """See Engine.admit."""
         if self._is_draining:
             raise Draining("the server is shutting down", retry_after_s=5.0)
-        if not self._verifier_peer.is_up:
-            raise NotReady(f"the model is not ready: {self._verifier_peer.stats().phase}", retry_after_s=2.0)
+        phase = self.load_phase()
+        if not phase.is_ready:
+            raise NotReady(f"the model is not ready: {phase.phase}", retry_after_s=2.0)
         limit = self._config.max_running + self._config.max_waiting
         if self._num_admitted + num_choices > limit:
             raise QueueFull(
@@ -119,11 +120,13 @@ class GatewayEngine:
 
     def load_phase(self) -> LoadPhase:
         """See Engine.load_phase."""
-        verifier = self._verifier_peer.stats()
+        phase = self._verifier_peer.stats().phase
+        if self._verifier_peer.is_up and self._info is None:
+            phase = "loading tokenizer"  # the target is up, but no prompt could be read yet
         return LoadPhase(
-            is_ready=self._verifier_peer.is_up and not self._is_draining,
+            is_ready=self._verifier_peer.is_up and self._info is not None and not self._is_draining,
             is_draining=self._is_draining,
-            phase="draining" if self._is_draining else verifier.phase,
+            phase="draining" if self._is_draining else phase,
             progress=self._verifier_peer.progress,
         )
 

@@ -88,6 +88,19 @@ async def test_a_target_that_loads_takes_nothing_and_says_where_it_stands() -> N
         assert engine.load_phase().is_ready
 
 
+async def test_a_target_whose_tokenizer_is_not_loaded_is_not_ready() -> None:
+    async with Rig() as rig:
+        engine = GatewayEngine(
+            EngineConfig(), rig.parts, verifier_peer=FakePeer(), drafter_peer=FakePeer(), version="0"
+        )
+        with pytest.raises(NotReady, match="loading tokenizer"):
+            engine.admit(1)
+        assert not engine.load_phase().is_ready
+        engine.set_target(TOY_INFO)
+        engine.admit(1)
+        assert engine.load_phase().is_ready
+
+
 async def test_more_than_the_running_limit_wait_their_turn() -> None:
     verifier = FakeVerifier()
     async with Rig(verifier=verifier) as rig:
