@@ -11,6 +11,7 @@ back at the same address: ``peer_lost`` fails what waits, ``connect`` starts afr
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -237,6 +238,9 @@ class SGLangVerifierClient:
         assert self._engine is not None
         self._drop_stream(held)
         self.counters["streams"] += 1
+        is_tapped_prompt = route.follows_stream and route.item.start == 0
+        if is_tapped_prompt:
+            held.cache_key = uuid.uuid4().hex  # a namespace of its own: the whole prompt is computed
         held.stream = PlainStream(
             self._http,
             held.ids,
@@ -244,6 +248,7 @@ class SGLangVerifierClient:
             num_top=route.item.num_logprobs,
             max_new_tokens=self._engine.info.context_len - len(held.ids),
             cache_key=held.cache_key,
+            features_from=route.features_from if is_tapped_prompt else None,
         )
         held.stream.task = self._group.create_task(held.stream.read())
 

@@ -13,6 +13,6 @@ class Counters(collections.Counter[str]):
     posts, verify_items, prompt_items, streams, stream_tokens, stream_switches: what was asked of the engine.
     cached_tokens_differ: rounds whose reused prefix was not the committed one less a token.
     batch_splits: batches that were refused as a whole and asked again one by one.
-    overload_retries, widened_positions, aborts, feature_gaps, weight_changes.
+    overload_retries, widened_positions, aborts, feature_gaps, streamed_feature_gaps, weight_changes.
     plain_<reason>: requests whose drafts can't be verified.
     """

@@ -20,6 +20,7 @@ class HeldRequest:
         weight_version: of the engine when the request began.
         cache_key: a namespace of the engine's prefix cache for this request alone; "" = the common one.
         has_lost_features: its features could not be had once; they are not asked for again.
+        has_lost_streamed: those of its stream could not be had once; they are posted for from then on.
         posted_rids: engine requests that run for it now, beside the stream.
     """
 
@@ -31,6 +32,7 @@ class HeldRequest:
     weight_version: str | None = None
     cache_key: str = ""
     has_lost_features: bool = False
+    has_lost_streamed: bool = False
     posted_rids: set[str] = field(default_factory=set)
 
     def align(self, item: VerifyItem) -> bool:

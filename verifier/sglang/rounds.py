@@ -217,13 +217,14 @@ class RoundRunner:
         if changed is not None:
             return failure(item, changed.code, changed.message)
         self._counters["stream_tokens"] += 1
+        spans = await self._streamed_spans(route, stream.rid) if route.follows_stream else ()
         length = len(item.draft_ids) + 1
         return VerifyResult(
             request_id=item.request_id,
             round_id=item.round_id,
             base_len=item.base_len,
             target_ids=padded(ids, length),
-            spans=route.spans,
+            spans=spans,
             logprobs=None if item.num_logprobs is None else tuple(entries + [entries[-1]] * (length - len(entries))),
             cached_len=stream.cached_len if item.start == 0 else 0,
         )
@@ -242,7 +243,7 @@ class RoundRunner:
         if posted is None:
             assert streamed is not None
             return streamed
-        spans = route.spans or await self._spans(route, posted)
+        spans = await self._spans(route, posted)
         scored = None
         if item.score_prompt:
             try:
@@ -268,6 +269,15 @@ class RoundRunner:
             prompt_logprobs=scored,
             cached_len=posted.answer.meta_info.cached_tokens if item.start == 0 else 0,
         )
+
+    async def _streamed_spans(self, route: Route, rid: str) -> tuple[FeatureSpan, ...]:
+        assert self._source is not None
+        assert route.features_from is not None
+        spans = await self._source.streamed(rid, first=route.features_from, last=route.item.base_len - 1)
+        if spans is None:
+            self._counters["streamed_feature_gaps"] += 1
+            route.held.has_lost_streamed = True
+        return spans or ()
 
     async def _spans(self, route: Route, posted: _Posted) -> tuple[FeatureSpan, ...]:
         if route.features_from is None or self._source is None:

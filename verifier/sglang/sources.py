@@ -24,12 +24,17 @@ class FeatureSource(Protocol):
         """The request must ask for them."""
         ...
 
+    @property
+    def follows_streams(self) -> bool:
+        """A stream's own passes bring them too."""
+        ...
+
     async def spans(self, rid: str, answer: Answer, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
         """Features of positions ``first`` .. ``last`` that the engine computed for ``rid``, or None."""
         ...
 
-    def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
-        """The same for a running stream, without waiting."""
+    async def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
+        """The same for a stream whose id after position ``last`` has come; ``first`` never goes back."""
         ...
 
     def forget(self, rid: str) -> None:
@@ -41,6 +46,7 @@ class JsonSource:
     """Features as JSON in the reply."""
 
     in_reply = True
+    follows_streams = False
 
     def __init__(self, features: JsonFeatures) -> None:
         self._features = features
@@ -50,7 +56,7 @@ class JsonSource:
         rows = hidden_rows(answer, first=first, last=last)
         return None if rows is None else self._features.spans(rows, start=first)
 
-    def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
+    async def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
         """A stream carries none."""
         return None
 

@@ -21,6 +21,7 @@ class PlainStream:
     Args:
         start_ids: the committed ids it starts from. num_top: length of the logprob lists, None = none wanted.
         max_new_tokens: most ids it may produce. cache_key: namespace of the prefix cache.
+        features_from: first position whose features are wanted, None = the newest of ``start_ids``.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class PlainStream:
         num_top: int | None,
         max_new_tokens: int,
         cache_key: str = "",
+        features_from: int | None = None,
     ) -> None:
-        self.rid = new_rid(len(start_ids) - 1)
+        self.rid = new_rid(len(start_ids) - 1 if features_from is None else features_from)
         self.start_len = len(start_ids)
         self.num_top = num_top
         self.cached_len = 0

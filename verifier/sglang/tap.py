@@ -33,6 +33,7 @@ class TapSource:
     """
 
     in_reply = False
+    follows_streams = True
 
     def __init__(self, socket_path: Path, *, timeout_s: float) -> None:
         self._path = socket_path
@@ -62,18 +63,25 @@ class TapSource:
             bound.close()
             self._path.unlink(missing_ok=True)
 
-    async def spans(self, rid: str, answer: Answer, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
+    async def spans(self, rid: str, answer: Answer | None, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
         """What the plugin announced, waiting for it a moment."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                while (found := self.streamed(rid, first=first, last=last)) is None:
+                while (found := self._announced(rid, first=first, last=last)) is None:
                     self._came.clear()
                     await self._came.wait()
         except TimeoutError:
             return None
         return found
 
-    def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
+    async def streamed(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
+        """The same for a stream; what lies before ``first`` is forgotten."""
+        spans = self._spans.get(rid)
+        if spans is not None:
+            self._spans[rid] = [span for span in spans if span.start >= first]
+        return await self.spans(rid, None, first=first, last=last)
+
+    def _announced(self, rid: str, *, first: int, last: int) -> tuple[FeatureSpan, ...] | None:
         """Contiguous spans of ``first`` .. ``last`` among what was announced so far."""
         found: list[FeatureSpan] = []
         position = first

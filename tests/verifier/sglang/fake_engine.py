@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
 from tests.verifier.sglang import toy_model
+from verifier.sglang.plugin.announcement import Announcement
+from verifier.sglang.plugin.tap import wanted_pieces
+from wire.messages import FeatureSpan
+from wire.tensor_ring import TensorRingWriter
 
 
 @dataclass
@@ -24,6 +30,8 @@ class FakeEngine:
     refusals: (status, body) answered to the next /generate calls instead, in order.
     overloads: so many next sequences are aborted for load; ``overload_form`` says how: "503" or "inside_200".
     reply_delay_s, token_delay_s: before a reply, between stream chunks.
+    tap: directory of the plugin's ``ring`` and ``tap.sock``; None = features are in the reply.
+    taps_streams: False loses what would be announced of streams.
     """
 
     context_len: int = 128
@@ -39,6 +47,8 @@ class FakeEngine:
     reply_delay_s: float = 0.0
     token_delay_s: float = 0.0
     break_streams_after: int | None = None
+    tap: Path | None = None
+    taps_streams: bool = True
     posts: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -58,6 +68,10 @@ class FakeEngine:
 
     async def start(self, model_dir: Path, port: int = 0) -> None:
         self.model_dir = model_dir
+        if self.tap is not None:
+            self._ring = TensorRingWriter(self.tap / "ring", num_slots=64, slot_bytes=4 * 12 * toy_model.HIDDEN_SIZE)
+            self._tap_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._tap_socket.setblocking(False)
         self._is_stopping.clear()
         (model_dir / "config.json").write_text(
             json.dumps(
@@ -97,6 +111,23 @@ class FakeEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+            if self.tap is not None:
+                self._ring.close()
+                self._tap_socket.close()
+
+    async def _announce(self, rid: str, ids: list[int], begin: int) -> None:
+        """Features of the positions from ``begin`` on, as the plugin would tap them."""
+        for piece in wanted_pieces([rid], [begin], [len(ids) - begin]) if self.tap is not None else ():
+            for position in range(piece.position, piece.position + piece.count):
+                ref = self._ring.write(np.asarray([toy_model.features(ids, position)], np.float32))
+                said = Announcement(rid=rid, span=FeatureSpan(start=position, ref=ref))
+                data = msgspec.msgpack.encode(said)
+                while True:
+                    try:
+                        self._tap_socket.sendto(data, str(self.tap / "tap.sock"))
+                        break
+                    except BlockingIOError:  # the receiver lives in this very loop
+                        await asyncio.sleep(0)
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response(
@@ -168,13 +199,13 @@ class FakeEngine:
                 elif self.running[item["rid"]].is_set():
                     answers.append(self._aborted(item, "Abort in waiting queue", None))
                 else:
-                    answers.append(self._answer(item))
+                    answers.append(await self._answer(item))
             return web.json_response(answers)
         finally:
             for item in items:
                 self.running.pop(item["rid"], None)
 
-    def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
         ids, start, num_top = item["input_ids"], item["logprob_start_len"], item["top_logprobs_num"]
         key = item.get("extra_key", "")
         cached = self._match(ids, limit=min(len(ids) - 1, start), key=key)
@@ -188,6 +219,7 @@ class FakeEngine:
         meta["input_top_logprobs"] = [_top(ids[:p], num_top) if p > start else None for p in range(start, len(ids))]
         meta["output_token_logprobs"] = [[float(toy_model.logprobs(ids)[next_id]), next_id, None]]
         meta["output_top_logprobs"] = [_top(ids, num_top)]
+        await self._announce(item["rid"], ids, cached)
         if item["return_hidden_states"]:
             first = cached + max(0, (len(ids) - cached - 1) // self.chunk_len) * self.chunk_len
             meta["hidden_states"] = [[toy_model.features(ids, p) for p in range(first, len(ids))]]
@@ -249,6 +281,8 @@ class FakeEngine:
                     assert request.transport is not None
                     request.transport.abort()
                     return response
+                if self.taps_streams:
+                    await self._announce(rid, ids, cached if made == 1 else len(ids) - 1)
                 token_id = self._sample(ids, params)
                 own.append([float(toy_model.logprobs(ids)[token_id]), token_id, None])
                 tops.append(_top(ids, body.get("top_logprobs_num", 0)))

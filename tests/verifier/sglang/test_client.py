@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -146,6 +147,66 @@ async def test_features_are_those_of_the_positions(make_rig: Any) -> None:
     start, features = rows(await rig.one("a", [7, 7], features_from=base))
     assert (start, len(features)) == (base, 3)
     assert first_wanted(rig.engine.posts[-1]["rid"][0]) == base
+
+
+def tapped(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    sglang = {"tap_ring_path": str(tmp_path / "ring"), "tap_socket_path": str(tmp_path / "tap.sock"), **settings}
+    return {"tap": tmp_path, "sglang": sglang}
+
+
+def positions(result: VerifyResult) -> list[int]:
+    return [position for span in result.spans for position in range(span.start, span.start + span.ref.shape[0])]
+
+
+async def test_a_stream_brings_the_plugins_features_without_a_pass_of_their_own(make_rig: Any, tmp_path: Path) -> None:
+    rig = await make_rig(**tapped(tmp_path))
+    rig.open("a", PROMPT)
+    assert positions(await rig.one("a", features_from=0)) == list(range(len(PROMPT)))
+    # No stream yet: one is opened, and its first pass computes the newest committed position.
+    assert positions(await rig.one("a", features_from=len(PROMPT))) == [len(PROMPT)]
+    for _ in range(3):
+        assert (await rig.one("a")).spans == ()
+    base = len(rig.ids["a"])
+    result = await rig.one("a", features_from=len(PROMPT) + 1)
+    assert positions(result) == list(range(len(PROMPT) + 1, base))
+    reader = TensorRingReader(tmp_path / "ring")
+    rows = [reader.read(span.ref)[0].tolist() for span in result.spans]
+    reader.close()
+    assert rows == [toy_model.features(rig.ids["a"], position) for position in positions(result)]
+    assert rig.client.counters["posts"] == 1  # the prompt's
+    assert rig.client.counters["streams"] == 1
+    # From further back than the stream began: computed again.
+    assert positions(await rig.one("a", features_from=0)) == list(range(base + 1))
+    assert rig.client.counters["posts"] == 2
+    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 7)
+
+
+async def test_while_rounds_are_plain_a_prompt_opens_the_stream_that_goes_on(make_rig: Any, tmp_path: Path) -> None:
+    rig = await make_rig(**tapped(tmp_path))
+    for name in ("a", "b"):
+        rig.open(name, PROMPT)
+        assert positions(await rig.one(name, features_from=0)) == list(range(len(PROMPT)))
+        await rig.one(name)
+        assert positions(await rig.one(name, features_from=len(PROMPT))) == [len(PROMPT), len(PROMPT) + 1]
+        assert rig.ids[name] == PROMPT + toy_model.greedy(PROMPT, 3)
+    counters = rig.client.counters
+    assert (counters["posts"], counters["streams"]) == (1, 2)  # b's prompt, computed whole, was its stream's own
+    await rig.one("b", [1, 2], features_from=len(rig.ids["b"]) - 1)
+    assert counters["cached_tokens_differ"] == 0
+    rig.open("c", PROMPT)
+    await rig.one("c", features_from=0)  # the newest round drafted: a stream would be ended at once
+    assert (counters["posts"], counters["streams"]) == (3, 2)
+
+
+async def test_what_a_stream_did_not_bring_is_posted_for_from_then_on(make_rig: Any, tmp_path: Path) -> None:
+    rig = await make_rig(taps_streams=False, **tapped(tmp_path, tap_timeout_s=0.02))
+    rig.open("a", PROMPT)
+    await rig.one("a", features_from=0)
+    assert (await rig.one("a", features_from=len(PROMPT))).spans == ()
+    assert rig.client.counters["streamed_feature_gaps"] == 1
+    assert positions(await rig.one("a", features_from=len(PROMPT))) == [len(PROMPT), len(PROMPT) + 1]
+    assert rig.client.counters["posts"] == 2
+    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 3)
 
 
 async def test_prompts_with_features_are_computed_whole_and_others_share_the_cache(make_rig: Any) -> None:

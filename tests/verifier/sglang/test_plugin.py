@@ -57,7 +57,7 @@ def batch(mode: str, requests: list[tuple[str, int, int]]) -> Any:
 
 
 async def test_tapped_rows_arrive(tmp_path: Path) -> None:
-    source = TapSource(tmp_path / "tap.sock", timeout_s=0.5)
+    source = TapSource(tmp_path / "tap.sock", timeout_s=0.05)
     source.open()
     try:
         tap = FeatureTap(config(tmp_path))
@@ -76,8 +76,10 @@ async def test_tapped_rows_arrive(tmp_path: Path) -> None:
         spans = await source.spans(rid, ANSWER, first=8, last=8)
         assert spans is not None
         assert await source.spans(rid, ANSWER, first=1, last=8) is None  # position 1 was not wanted
+        assert await source.streamed(rid, first=8, last=8) == spans
+        assert await source.spans(rid, ANSWER, first=6, last=7) is None  # a stream never goes back
         source.forget(rid)
-        assert source.streamed(rid, first=8, last=8) is None
+        assert await source.streamed(rid, first=8, last=8) is None
     finally:
         source.close()
         assert tap._ring is not None
