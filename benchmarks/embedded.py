@@ -16,13 +16,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.provenance import provenance
+from benchmarks.served import served
 from cpukernels.ports import ragged_rows
 from verifier.embedded.compose import load_engine
 from verifier.embedded.config import VerifierConfig
 
-__all__ = ["main", "served"]
+__all__ = ["main"]
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 9, 12, 16)
 DRAFTS = (1, 2, 3, 4, 5, 6, 8)
@@ -176,40 +175,6 @@ async def measure_serving(
                         for variant in variants[turn:] + variants[:turn]
                     ]
     return answers
-
-
-@asynccontextmanager
-async def served(profile: str, flags: dict[str, str]) -> AsyncIterator[str]:
-    """``breakeven serve`` of a profile on a free port, both processes up; yields its URL."""
-    command = [sys.executable, "-m", "breakeven", "serve", "--profile", profile, "--gateway.port", "0"]
-    for key, value in flags.items():
-        command += [f"--{key}", value]
-    environ = {**os.environ, "BREAKEVEN_ENGINE_LOG_FORMAT": "json"}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environ)
-    assert process.stdout is not None
-    log_reader: asyncio.Task[bytes] | None = None  # a full pipe would block the server
-    try:
-        url = None
-        while url is None:
-            line = (await process.stdout.readline()).decode()
-            if not line:
-                raise RuntimeError("breakeven serve ended before it listened")
-            if '"listening"' in line:
-                url = json.loads(line)["url"]
-        log_reader = asyncio.create_task(process.stdout.read())
-        async with aiohttp.ClientSession() as session:
-            while True:
-                stats = await (await session.get(f"{url}/stats")).json()
-                if stats["verifier"]["state"] == stats["drafter"]["state"] == "up":
-                    break
-                await asyncio.sleep(0.5)
-        yield url
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
-        if log_reader is not None:
-            log_reader.cancel()
 
 
 async def _stream(

@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from benchmarks.embedded import served
 from benchmarks.provenance import provenance
+from benchmarks.served import served
 
 __all__ = ["main", "prompts"]
 
