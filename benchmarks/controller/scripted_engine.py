@@ -271,13 +271,17 @@ class _Tap:
     def write(self, rid: str, *, first: int, last: int) -> None:
         """The pass computed positions ``first`` .. ``last`` of one request."""
         for piece in wanted_pieces([rid], [first], [last - first + 1]):
-            for at in range(0, piece.count, _SLOT_ROWS):
-                ref = self._ring.write(self._rows[: min(_SLOT_ROWS, piece.count - at)])
-                said = Announcement(rid=rid, span=FeatureSpan(start=piece.position + at, ref=ref))
-                try:
-                    self._socket.sendto(msgspec.msgpack.encode(said), self._socket_path)
-                except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
-                    return  # nobody listens yet
+            spans = [
+                FeatureSpan(
+                    start=piece.position + at, ref=self._ring.write(self._rows[: min(_SLOT_ROWS, piece.count - at)])
+                )
+                for at in range(0, piece.count, _SLOT_ROWS)
+            ]
+            try:
+                said = Announcement(rid=rid, spans=tuple(spans))
+                self._socket.sendto(msgspec.msgpack.encode(said), self._socket_path)
+            except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
+                return  # nobody listens yet
 
     def close(self) -> None:
         """Remove the ring."""

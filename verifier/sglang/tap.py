@@ -108,7 +108,7 @@ class TapSource:
                 said = _DECODER.decode(data)
             except msgspec.MsgspecError:
                 continue  # not from our plugin's version; its features are then missing and counted
-            self._spans.setdefault(said.rid, []).append(said.span)
+            self._spans.setdefault(said.rid, []).extend(said.spans)
             if len(self._spans) > _MAX_RIDS:
                 self._spans.popitem(last=False)
         self._came.set()

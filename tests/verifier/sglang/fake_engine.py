@@ -118,16 +118,17 @@ class FakeEngine:
     async def _announce(self, rid: str, ids: list[int], begin: int) -> None:
         """Features of the positions from ``begin`` on, as the plugin would tap them."""
         for piece in wanted_pieces([rid], [begin], [len(ids) - begin]) if self.tap is not None else ():
-            for position in range(piece.position, piece.position + piece.count):
-                ref = self._ring.write(np.asarray([toy_model.features(ids, position)], np.float32))
-                said = Announcement(rid=rid, span=FeatureSpan(start=position, ref=ref))
-                data = msgspec.msgpack.encode(said)
-                while True:
-                    try:
-                        self._tap_socket.sendto(data, str(self.tap / "tap.sock"))
-                        break
-                    except BlockingIOError:  # the receiver lives in this very loop
-                        await asyncio.sleep(0)
+            rows = [
+                FeatureSpan(start=p, ref=self._ring.write(np.asarray([toy_model.features(ids, p)], np.float32)))
+                for p in range(piece.position, piece.position + piece.count)
+            ]
+            data = msgspec.msgpack.encode(Announcement(rid=rid, spans=tuple(rows)))
+            while True:
+                try:
+                    self._tap_socket.sendto(data, str(self.tap / "tap.sock"))
+                    break
+                except BlockingIOError:  # the receiver lives in this very loop
+                    await asyncio.sleep(0)
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response(

@@ -88,6 +88,27 @@ async def test_tapped_rows_arrive(tmp_path: Path) -> None:
         tap._socket.close()
 
 
+async def test_a_long_prompts_announcements_do_not_overrun_the_socket(tmp_path: Path) -> None:
+    # Nobody reads between them: the kernel queues ten datagrams by default.
+    source = TapSource(tmp_path / "tap.sock", timeout_s=0.5)
+    source.open()
+    tap = FeatureTap(config(tmp_path))
+    try:
+        rid, num_rows = new_rid(0), 4 * 200
+        result = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.zeros(num_rows, 3)))
+        tap.around_forward(lambda worker, given: result, None, batch("extend", [(rid, 0, num_rows)]))
+        assert tap._num_dropped == 0
+        spans = await source.spans(rid, ANSWER, first=0, last=num_rows - 1)
+        assert spans is not None
+        assert sum(span.ref.shape[0] for span in spans) == num_rows
+    finally:
+        source.close()
+        assert tap._ring is not None
+        tap._ring.close()
+        assert tap._socket is not None
+        tap._socket.close()
+
+
 def test_bfloat16_travels_as_bits(tmp_path: Path) -> None:
     tap = FeatureTap(config(tmp_path))
     hidden = torch.ones(2, 3, dtype=torch.bfloat16)

@@ -8,16 +8,23 @@ import msgspec
 
 from wire.messages import FeatureSpan
 
-__all__ = ["Announcement", "first_wanted", "new_rid"]
+__all__ = ["MAX_SPANS", "Announcement", "first_wanted", "new_rid"]
+
+# Spans in one datagram: at most 60 bytes each, and 64 KiB are read at once.
+MAX_SPANS = 512
 
 _PREFIX = "be-"
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """Features of one engine request. ``span.start`` is the position of its first row."""
+    """Features of one engine request, contiguous; a span's ``start`` is the position of its first row.
+
+    All that a pass brought for a request goes into one datagram: the kernel queues ten of them by default
+    (net.unix.max_dgram_qlen), which a long prompt's slots would overrun one by one.
+    """
 
     rid: str
-    span: FeatureSpan
+    spans: tuple[FeatureSpan, ...]
 
 
 def new_rid(first_position: int) -> str:

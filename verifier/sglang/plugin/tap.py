@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifier.sglang.plugin.announcement import Announcement, first_wanted
+from verifier.sglang.plugin.announcement import MAX_SPANS, Announcement, first_wanted
 from verifier.sglang.plugin.config import PluginConfig
 from wire.messages import FeatureSpan
 from wire.tensor_ring import TensorRingWriter
@@ -144,11 +144,13 @@ class FeatureTap:
         array = _as_array(rows)
         assert self._ring is not None
         for piece in pieces:
+            spans: list[FeatureSpan] = []
             for at in range(0, piece.count, self._config.ring_slot_rows):
                 count = min(self._config.ring_slot_rows, piece.count - at)
                 ref = self._ring.write(array[piece.row + at : piece.row + at + count])
-                span = FeatureSpan(start=piece.position + at, ref=ref)
-                self._announce(Announcement(rid=piece.rid, span=span))
+                spans.append(FeatureSpan(start=piece.position + at, ref=ref))
+            for first in range(0, len(spans), MAX_SPANS):
+                self._announce(Announcement(rid=piece.rid, spans=tuple(spans[first : first + MAX_SPANS])))
 
     def _announce(self, announcement: Announcement) -> None:
         assert self._socket is not None
