@@ -132,6 +132,7 @@ class RequestRun:
             stop_strings=request.stop_strings,
             include_stop_string=request.include_stop_string,
             skip_special_tokens=request.skip_special_tokens,
+            shown_ids=request.shown_ids,
         )
         self._view: RequestView = parts.controller.new_request()
         self._override = Override(mode=request.speculation.mode, num_draft_tokens=request.speculation.num_draft_tokens)

@@ -7,8 +7,8 @@ one nested error event followed by ``[DONE]``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -25,8 +25,8 @@ from gateway.ports import GenerationFinished
 __all__ = ["admitted", "answer", "client_deadline_s"]
 
 
-@asynccontextmanager
-async def admitted(edge: Edge, num_choices: int) -> AsyncIterator[None]:
+@contextmanager
+def admitted(edge: Edge, num_choices: int) -> Iterator[None]:
     """Holds the engine's room for ``num_choices`` generations.
 
     Raises:

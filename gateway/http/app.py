@@ -6,13 +6,26 @@ from aiohttp import web
 
 from gateway.config import GatewayConfig
 from gateway.edge_counters import EdgeCounters
-from gateway.http import chat, completions, dashboard, health, models, openapi, responses, stats, tokenize
+from gateway.http import (
+    chat,
+    completions,
+    dashboard,
+    health,
+    models,
+    openapi,
+    responses,
+    stats,
+    stored_responses,
+    tokenize,
+)
 from gateway.http.auth import require_api_key
+from gateway.http.background import BackgroundJobs
 from gateway.http.edge import EDGE, Edge
 from gateway.http.key_limits import KeyLimits
 from gateway.http.key_ring import KeyRing
 from gateway.http.middleware import answer_errors, set_headers
 from gateway.http.rate_limit import limit_requests
+from gateway.http.response_store import ResponseStore
 from gateway.ports import Engine, TextCodec
 
 __all__ = ["create_app", "create_runner", "start_server"]
@@ -28,6 +41,7 @@ def create_app(engine: Engine, codec: TextCodec, config: GatewayConfig) -> web.A
     app = web.Application(
         client_max_size=config.max_body_bytes, middlewares=[answer_errors, require_api_key, limit_requests]
     )
+    jobs = BackgroundJobs()
     app[EDGE] = Edge(
         engine=engine,
         codec=codec,
@@ -35,9 +49,16 @@ def create_app(engine: Engine, codec: TextCodec, config: GatewayConfig) -> web.A
         counters=EdgeCounters(),
         keys=KeyRing(config.all_api_keys()),
         limits=KeyLimits(max_running=config.max_running_per_key, max_per_minute=config.max_requests_per_minute),
+        responses=ResponseStore(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_bytes,
+            ttl_s=config.stored_response_ttl_s,
+        ),
+        jobs=jobs,
     )
+    app.cleanup_ctx.append(jobs.context)
     app.on_response_prepare.append(set_headers)
-    for module in (chat, completions, models, health, openapi, responses, stats, tokenize):
+    for module in (chat, completions, models, health, openapi, responses, stats, stored_responses, tokenize):
         app.add_routes(module.routes)
     app.add_routes(dashboard.routes(dashboard.load_page()))
     return app
