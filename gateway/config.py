@@ -76,6 +76,13 @@ class GatewayConfig:
     stored_response_ttl_s: float = field(
         default=3600.0, metadata={"help": "Seconds a stored response is kept after its end."}
     )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OpenTelemetry collector that gets a span for each request, e.g. http://127.0.0.1:4318/v1/traces; "
+            "needs the extra [otel]. Empty: no traces."
+        },
+    )
     is_strict: bool = field(default=False, metadata={"help": "Refuse unknown request fields instead of ignoring them."})
     allow_any_model: bool = field(
         default=False, metadata={"help": "Answer whatever model name the client asks for, also none at all."}
@@ -109,6 +116,8 @@ class GatewayConfig:
         _check_range("max_stored_responses", self.max_stored_responses, 0, 1 << 20)
         _check_range("max_stored_bytes", self.max_stored_bytes, 1 << 16, 1 << 36)
         _check_range("stored_response_ttl_s", self.stored_response_ttl_s, 1, 30 * 86_400)
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError("gateway.otlp_endpoint", "must begin with http:// or https://")
         if len(self.reasoning_markers) not in (0, 2) or not all(marker.strip() for marker in self.reasoning_markers):
             raise ConfigError("gateway.reasoning_markers", "must be two texts, or none")
         self.all_api_keys()

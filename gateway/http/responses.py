@@ -20,6 +20,7 @@ from gateway.http.edge import EDGE, Edge, request_rules
 from gateway.http.event_log import EventLog
 from gateway.http.event_reader import answer_from_log
 from gateway.http.prompts import message_ids
+from gateway.http.request_trace import note_answer, note_finished
 from gateway.http.response_store import StoredResponse
 from gateway.http.server_timing import TIMINGS, speculation_timings
 from gateway.http.stream import answer_stream
@@ -46,6 +47,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     with ExitStack() as held:
         held.enter_context(admitted(edge, 1))
         run = await _plan(request, edge, parsed, before)
+        note_answer(request, parsed.shared, operation="chat", response_id=run.response.response_id)
         if parsed.is_background:
             edge.jobs.require_open()
         if parsed.is_stored:
@@ -136,6 +138,7 @@ async def _answer(request: web.Request, edge: Edge, run: _Run) -> web.StreamResp
     await run_choices(edge.engine, run.generations, collect)
     finished = run.response.finished
     assert finished is not None, "run_choices ends with a finish or an error"
+    note_finished(request, [finished])
     request[TIMINGS] = speculation_timings([finished])
     return _whole(run.response)
 

@@ -5,7 +5,7 @@ An item is announced, filled by deltas, and closed before the next begins; the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -84,6 +84,11 @@ class ResponsesStream:
     def closing(self) -> bytes:
         """The whole response, and the end."""
         return self._whole(f"response.{self.response.status}") + DONE
+
+    @property
+    def finished(self) -> Collection[GenerationFinished]:
+        """How the choice ended, if it has."""
+        return () if self.response.finished is None else (self.response.finished,)
 
     def failed(self, error: GatewayError) -> bytes:
         """An error event, the failed response, and the end."""
