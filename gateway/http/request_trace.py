@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from gateway.http.rate_limit import GENERATION_PATHS
 from gateway.http.trace_context import TraceContext, parse_traceparent
@@ -32,7 +32,6 @@ __all__ = [
 
 Attribute = str | int | float | bool | list[str]
 _CLIENT_CLOSED_STATUS = 499
-_Middleware = Callable[[web.Request, Handler], Coroutine[Any, Any, web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ class _Notes:
 _NOTES: web.RequestKey[_Notes] = web.RequestKey("trace_notes", _Notes)
 
 
-def trace_requests(exporter: SpanExporter) -> _Middleware:
+def trace_requests(exporter: SpanExporter) -> Middleware:
     """The outermost middleware: one span for each request that generates, however it ends."""
 
     @web.middleware

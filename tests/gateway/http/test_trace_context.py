@@ -31,7 +31,8 @@ def test_good_headers(header: str, is_sampled: bool) -> None:
     [
         None, "", "00", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-01-x", f"ff-{TRACE}-{SPAN}-01",
         f"0-{TRACE}-{SPAN}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[1:]}-{SPAN}-01", f"00-{TRACE}-{SPAN}g-01", f"00_{TRACE}_{SPAN}_01", f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[1:]}-{SPAN}-01", f"00-{TRACE}-{SPAN}g-01", f"00_{TRACE}_{SPAN}_01",
+        f"00-{TRACE}-{SPAN}-1",
         f"cc-{TRACE}-{SPAN}-01x", f"00-{TRACE}-{SPAN}-01\n0",
     ],
 )  # fmt: skip
