@@ -66,6 +66,7 @@ Output = PromptScored | GenerationDelta | GenerationFinished
 # Codes of VerifyFailed that are the request's own fault.
 _CLIENT_CODES = {
     "context_limit": "context_length_exceeded",
+    "grammar_failed": "invalid_grammar",  # too complex to follow, which shows only on the way
     "invalid_grammar": "invalid_grammar",
     "invalid_token": "invalid_value",
 }
