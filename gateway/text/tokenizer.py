@@ -65,6 +65,11 @@ class ModelTextCodec:
         """Number of ids the tokenizer knows, added tokens included; the model's own vocabulary may be padded wider."""
         return len(self._bytes_by_id)
 
+    @property
+    def has_template(self) -> bool:
+        """False for a base model."""
+        return self._template is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of ``text``; special tokens written in it are recognised."""
         # The batch call is the one that releases the GIL: for a prompt of 2 MB, encode() stopped the event loop for
