@@ -24,6 +24,9 @@ from gateway.batcher import VerifyBatcher
 from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from gateway.http.app import create_app, start_server
+from gateway.http.edge import EDGE
+from gateway.http.key_reload import reload_keys
+from gateway.http.otel import open_exporter
 from gateway.late_codec import LateCodec
 from gateway.loop import GatewayEngine
 from gateway.peers import Peer
@@ -83,6 +86,10 @@ async def _serve(
     async with asyncio.TaskGroup() as group:
         gateway = _Gateway(settings, group)
         tasks = gateway.start()
+        # Without a handler the signal would end the process, so it has one with and without a key file.
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, reload_keys, gateway.app[EDGE].keys, settings.gateway
+        )
         runner = await start_server(gateway.app, settings.gateway)
         try:
             host, port = runner.addresses[0][:2]
@@ -94,6 +101,8 @@ async def _serve(
             await gateway.engine.drain()
         finally:
             await runner.cleanup()
+            if gateway.spans is not None:
+                await asyncio.to_thread(gateway.spans.close)
             for task in tasks:
                 task.cancel()
 
@@ -184,7 +193,8 @@ class _Gateway:
             drafter_peer=self._drafter_peer,
             version=settings.version,
         )
-        self.app = create_app(self.engine, self._codec, settings.gateway)
+        self.spans = open_exporter(settings.gateway.otlp_endpoint, version=settings.version)
+        self.app = create_app(self.engine, self._codec, settings.gateway, spans=self.spans)
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start all loops; the caller cancels them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from wire.settings import ConfigError
 
@@ -52,6 +53,36 @@ class GatewayConfig:
     keep_alive_s: float = field(
         default=15.0, metadata={"help": "Idle seconds before a stream gets a keep-alive comment; 0 sends none."}
     )
+    reasoning_markers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Texts that begin and end the model's thoughts, e.g. <think>,</think>; they become "
+            "reasoning_content. None: the text stays as it comes."
+        },
+    )
+    reasoning_opens: Literal["auto", "always", "never"] = field(
+        default="auto",
+        metadata={"help": "Does the chat template begin the thoughts itself? auto: look at the end of each prompt."},
+    )
+    reasoning_alias: bool = field(
+        default=False, metadata={"help": "Send the thoughts under the name reasoning too, as vLLM does."}
+    )
+    max_stored_responses: int = field(
+        default=1024, metadata={"help": "Responses kept in memory to be asked for later; 0 stores none."}
+    )
+    max_stored_bytes: int = field(
+        default=64 << 20, metadata={"help": "Memory for stored responses; beyond it the oldest are forgotten."}
+    )
+    stored_response_ttl_s: float = field(
+        default=3600.0, metadata={"help": "Seconds a stored response is kept after its end."}
+    )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OpenTelemetry collector that gets a span for each request, e.g. http://127.0.0.1:4318/v1/traces; "
+            "needs the extra [otel]. Empty: no traces."
+        },
+    )
     is_strict: bool = field(default=False, metadata={"help": "Refuse unknown request fields instead of ignoring them."})
     allow_any_model: bool = field(
         default=False, metadata={"help": "Answer whatever model name the client asks for, also none at all."}
@@ -82,6 +113,13 @@ class GatewayConfig:
         _check_range("keep_alive_s", self.keep_alive_s, 0, 3600)
         _check_range("max_running_per_key", self.max_running_per_key, 0, 1 << 20)
         _check_range("max_requests_per_minute", self.max_requests_per_minute, 0, 1 << 20)
+        _check_range("max_stored_responses", self.max_stored_responses, 0, 1 << 20)
+        _check_range("max_stored_bytes", self.max_stored_bytes, 1 << 16, 1 << 36)
+        _check_range("stored_response_ttl_s", self.stored_response_ttl_s, 1, 30 * 86_400)
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError("gateway.otlp_endpoint", "must begin with http:// or https://")
+        if len(self.reasoning_markers) not in (0, 2) or not all(marker.strip() for marker in self.reasoning_markers):
+            raise ConfigError("gateway.reasoning_markers", "must be two texts, or none")
         self.all_api_keys()
 
     def all_api_keys(self) -> tuple[str, ...]:

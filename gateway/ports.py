@@ -59,6 +59,7 @@ class GenerationRequest:
         max_new_tokens: >= 0; 0 is only useful with ``score_prompt``.
         stop_token_ids: ids that end the answer (EOS included unless the client ignores it); the id itself is not text.
         stop_strings: texts that end the answer; cut out of it unless ``include_stop_string``.
+        shown_ids: special tokens that are text all the same, because somebody above looks for them.
         num_logprobs: None = no logprobs; n >= 0 = the token's own and the n most likely.
         score_prompt: also return the logprobs of the prompt (echo), as one ``PromptScored`` first.
         deadline_s: seconds this request may take in all; None = the configured limit.
@@ -76,6 +77,7 @@ class GenerationRequest:
     score_prompt: bool = False
     speculation: SpeculationOverride = field(default_factory=SpeculationOverride)
     deadline_s: float | None = None
+    shown_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,13 +219,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One chat message after parsing: content parts are already joined to one text."""
+    """One chat message after parsing: content parts are already joined to one text.
+
+    ``reasoning``: what the assistant thought in an earlier turn; templates that know it decide what becomes of it.
+    """
 
     role: str
     content: str
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str | None = None
 
 
 class TextCodec(Protocol):

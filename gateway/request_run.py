@@ -66,6 +66,7 @@ Output = PromptScored | GenerationDelta | GenerationFinished
 # Codes of VerifyFailed that are the request's own fault.
 _CLIENT_CODES = {
     "context_limit": "context_length_exceeded",
+    "grammar_failed": "invalid_grammar",  # too complex to follow, which shows only on the way
     "invalid_grammar": "invalid_grammar",
     "invalid_token": "invalid_value",
 }
@@ -132,6 +133,7 @@ class RequestRun:
             stop_strings=request.stop_strings,
             include_stop_string=request.include_stop_string,
             skip_special_tokens=request.skip_special_tokens,
+            shown_ids=request.shown_ids,
         )
         self._view: RequestView = parts.controller.new_request()
         self._override = Override(mode=request.speculation.mode, num_draft_tokens=request.speculation.num_draft_tokens)

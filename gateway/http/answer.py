@@ -7,13 +7,14 @@ one nested error event followed by ``[DONE]``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
 from gateway.http.choices import EngineEvent, run_choices
 from gateway.http.edge import Edge
+from gateway.http.request_trace import note_answer, note_finished
 from gateway.http.server_timing import TIMINGS, speculation_timings
 from gateway.http.stream import answer_stream
 from gateway.openai.answer_plan import AnswerPlan, Collected, Tally
@@ -25,8 +26,8 @@ from gateway.ports import GenerationFinished
 __all__ = ["admitted", "answer", "client_deadline_s"]
 
 
-@asynccontextmanager
-async def admitted(edge: Edge, num_choices: int) -> AsyncIterator[None]:
+@contextmanager
+def admitted(edge: Edge, num_choices: int) -> Iterator[None]:
     """Holds the engine's room for ``num_choices`` generations.
 
     Raises:
@@ -53,6 +54,8 @@ def client_deadline_s(request: web.Request, shared: SharedFields) -> float | Non
 
 async def answer(request: web.Request, edge: Edge, plan: AnswerPlan) -> web.StreamResponse:
     """Generate and send; call inside ``admitted``."""
+    operation = "chat" if plan.head.endpoint == "chat" else "text_completion"
+    note_answer(request, plan.shared, operation=operation, response_id=plan.head.response_id)
     if plan.shared.stream is None:
         return await _answer_whole(request, edge, plan)
     return await answer_stream(request, edge, plan.choices, ChunkStream(plan, edge.codec))
@@ -73,6 +76,7 @@ async def _answer_whole(request: web.Request, edge: Edge, plan: AnswerPlan) -> w
     results = [
         parts.result(index, tally, plan.choices[index], with_ids=with_ids) for index, parts in enumerate(collected)
     ]
+    note_finished(request, tally.finished.values())
     request[TIMINGS] = speculation_timings(tally.finished.values())
     body = response_body(plan.head, results, tally.usage_so_far(), metrics=tally.metrics())
     return web.Response(body=body, content_type="application/json")

@@ -31,7 +31,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     rules = request_rules(request)
     completion = parse_completion_request(body, rules)
     num_choices = len(completion.prompts) * completion.shared.num_choices
-    async with admitted(edge, num_choices):
+    with admitted(edge, num_choices):
         return await answer(request, edge, await _plan(request, edge, completion, rules.card.context_len))
 
 

@@ -9,8 +9,10 @@ from aiohttp import web
 from gateway.config import GatewayConfig
 from gateway.edge_counters import EdgeCounters
 from gateway.errors import NotReady
+from gateway.http.background import BackgroundJobs
 from gateway.http.key_limits import KeyLimits
 from gateway.http.key_ring import KeyRing
+from gateway.http.response_store import ResponseStore
 from gateway.openai.requests import RequestRules
 from gateway.ports import Engine, TextCodec
 
@@ -27,6 +29,8 @@ class Edge:
     counters: EdgeCounters
     keys: KeyRing
     limits: KeyLimits
+    responses: ResponseStore
+    jobs: BackgroundJobs
 
 
 EDGE = web.AppKey("edge", Edge)

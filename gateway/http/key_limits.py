@@ -75,6 +75,10 @@ class KeyLimits:
         state.num_running += 1
         return self.rate_state(key_id, now_s)
 
+    def hold(self, key_id: str) -> None:
+        """A request goes on after its answer (in the background): it counts as running until another ``leave``."""
+        self._keys.setdefault(key_id, _KeyState(available=float(self._max_per_minute), seen_s=0.0)).num_running += 1
+
     def leave(self, key_id: str) -> None:
         """The request is over."""
         self._keys[key_id].num_running -= 1

@@ -17,10 +17,15 @@ class KeyRing:
     """Checks bearer tokens against all keys. Empty (false) means that no key is asked for."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+        self._digests: tuple[bytes, ...] = ()
+        self.replace(keys)
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Accept these from now on, and no others. Requests that were let in go on."""
+        self._digests = tuple(_digest(key) for key in dict.fromkeys(keys))
 
     def check(self, authorization: str | None) -> str:
         """The id of the key in an Authorization header, in a time that depends neither on the header nor on the keys.

@@ -20,6 +20,7 @@ from gateway.errors import (
 )
 from gateway.http.edge import EDGE
 from gateway.http.rate_limit import rate_limit_headers
+from gateway.http.request_trace import note_error
 from gateway.http.server_timing import TIMINGS
 from gateway.http.sse import ClientGone
 from gateway.openai.errors import error_body, error_headers, error_status
@@ -55,6 +56,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
             counters.client_closed += 1
         raise
     except GatewayError as error:
+        note_error(request, error.code)
         return _error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
@@ -62,6 +64,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error_response(_from_http_exception(error, request), error)
     except Exception as error:  # noqa: BLE001 # the request boundary (STYLE E3)
         _log.exception("request_failed", http_request_id=request[REQUEST_ID], path=request.path, exc_info=error)
+        note_error(request, InternalError.default_code)
         return _error_response(InternalError("An internal error occurred; the log has the details."))
 
 

@@ -11,9 +11,9 @@ from gateway.http.auth import KEY_ID
 from gateway.http.edge import EDGE
 from gateway.http.key_limits import RateState
 
-__all__ = ["limit_requests", "rate_limit_headers"]
+__all__ = ["GENERATION_PATHS", "limit_requests", "rate_limit_headers"]
 
-_LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 _RATE_STATE = web.RequestKey("rate_state", RateState)
 
 
@@ -24,7 +24,7 @@ async def limit_requests(request: web.Request, handler: Handler) -> web.StreamRe
     Without API keys, all clients share one limit.
     """
     limits = request.app[EDGE].limits
-    if not limits or request.path not in _LIMITED_PATHS or request.method != "POST":
+    if not limits or request.path not in GENERATION_PATHS or request.method != "POST":
         return await handler(request)
     key_id = request[KEY_ID]
     now_s = asyncio.get_running_loop().time()

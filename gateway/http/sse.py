@@ -70,8 +70,16 @@ class SseWriter:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
                 continue
-            self._counters.keep_alives += 1
-            await self.write(_KEEP_ALIVE)
+            await self.comment()
+
+    async def comment(self) -> None:
+        """A comment, so that nobody between takes the connection for dead.
+
+        Raises:
+            ClientGone: nobody reads.
+        """
+        self._counters.keep_alives += 1
+        await self.write(_KEEP_ALIVE)
 
     def _would_pass(self, data: bytes) -> bool:
         """The kernel took all bytes so far, these fit the transport's buffer: the write won't wait for the client."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -12,8 +12,9 @@ from aiohttp import web
 from gateway.errors import GatewayError, InternalError
 from gateway.http.choices import EngineEvent, run_choices
 from gateway.http.edge import Edge
+from gateway.http.request_trace import note_error, note_finished, note_first_event
 from gateway.http.sse import ClientGone, SseWriter
-from gateway.ports import GenerationRequest
+from gateway.ports import GenerationFinished, GenerationRequest
 
 __all__ = ["StreamFormat", "answer_stream"]
 
@@ -35,6 +36,11 @@ class StreamFormat(Protocol):
         """The last bytes of a stream that went well."""
         ...
 
+    @property
+    def finished(self) -> Collection[GenerationFinished]:
+        """How the choices ended that have ended."""
+        ...
+
     def failed(self, error: GatewayError) -> bytes:
         """The last bytes of one that did not."""
         ...
@@ -54,6 +60,7 @@ async def answer_stream(
 
 class _Stream:
     def __init__(self, request: web.Request, edge: Edge, form: StreamFormat) -> None:
+        self._request = request
         self._edge = edge
         self._form = form
         self._writer = SseWriter(request, edge.counters, write_timeout_s=edge.config.write_timeout_s)
@@ -65,6 +72,7 @@ class _Stream:
         self._edge.counters.open_streams += 1
         try:
             await run_choices(self._edge.engine, choices, self._send, beside=beside)
+            note_finished(self._request, self._form.finished)
             await self._writer.finish(self._form.closing())
         except (ClientGone, asyncio.CancelledError):
             raise
@@ -78,8 +86,11 @@ class _Stream:
 
     async def _send(self, index: int, engine_event: EngineEvent) -> None:
         # Taken before the first await, so that no other choice's event can overtake the opening.
-        data = b"" if self._is_opened else self._form.opening()
-        self._is_opened = True
+        data = b""
+        if not self._is_opened:
+            data = self._form.opening()
+            self._is_opened = True
+            note_first_event(self._request)
         data += self._form.next_events(index, engine_event)
         if data:
             await self._writer.write(data)
@@ -89,4 +100,5 @@ class _Stream:
         if not isinstance(error, GatewayError):
             _log.exception("stream_failed", exc_info=error)
             error = InternalError("An internal error ended the stream.")
+        note_error(self._request, error.code)
         await self._writer.finish(self._form.failed(error))

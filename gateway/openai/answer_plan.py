@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.openai.choice_pieces import ChoicePieces, PieceOptions, join_logprobs
+from gateway.openai.reasoning import ReasoningUse
 from gateway.openai.requests import SharedFields
 from gateway.openai.responses import ChoiceResult, Piece, ResponseHead
 from gateway.openai.usage import speculation_fields, usage_fields
@@ -22,12 +23,14 @@ class AnswerPlan:
     Fields:
         choices: prompt-major: the choices of prompt 0, then those of prompt 1, ...
         echo_texts: [len(choices)] the prompt's text for completions with echo, else "".
+        reasoning: how the model's thoughts are told apart; None = not at all.
     """
 
     head: ResponseHead
     shared: SharedFields
     choices: tuple[GenerationRequest, ...]
     echo_texts: tuple[str, ...]
+    reasoning: ReasoningUse | None = None
 
 
 class Tally:
@@ -40,6 +43,7 @@ class Tally:
             stream_interval=shared.stream_interval if shared.stream is not None else 0,
             parses_tools=shared.parses_tools,
             returns_token_ids=shared.return_token_ids,
+            reasoning=plan.reasoning,
         )
         self.choices = [
             ChoicePieces(plan.head.endpoint, choice, codec, echo_text=echo_text, options=options)
@@ -59,7 +63,13 @@ class Tally:
             prompt_tokens=sum(len(self._plan.choices[index].prompt_ids) for index in firsts),
             completion_tokens=sum(counted),
             cached_tokens=sum(self.finished[i].usage.cached_tokens for i in firsts if i in self.finished),
+            reasoning_tokens=self._num_reasoning_tokens(),
         )
+
+    def _num_reasoning_tokens(self) -> int | None:
+        if self._plan.reasoning is None:
+            return None
+        return sum(pieces.num_reasoning_tokens for pieces in self.choices)
 
     def metrics(self) -> dict[str, Any] | None:
         """Speculation numbers, if the client asked for them."""
@@ -71,6 +81,7 @@ class Collected:
 
     def __init__(self, opening: Piece) -> None:
         self._texts = [opening.text]
+        self._thoughts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._token_ids: list[int] = []
         self._calls: list[ToolDelta] = []
@@ -78,6 +89,7 @@ class Collected:
     def add(self, piece: Piece) -> None:
         """The next piece."""
         self._texts.append(piece.text)
+        self._thoughts.append(piece.reasoning)
         self._token_ids += piece.token_ids
         if piece.logprobs is not None:
             self._logprobs.append(piece.logprobs)
@@ -94,6 +106,7 @@ class Collected:
         return ChoiceResult(
             index=index,
             text="".join(self._texts),
+            reasoning="".join(self._thoughts),
             finish_reason=tally.choices[index].finish_reason(finished.finish_reason),
             matched_stop=finished.matched_stop,
             logprobs=join_logprobs(self._logprobs),

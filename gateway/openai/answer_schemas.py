@@ -40,7 +40,12 @@ _CHAT_CHOICE = _object(
         "index": _COUNT,
         "message": _object(
             {"role": {"const": "assistant"}, "content": _or_null(_STRING), "refusal": {"type": "null"}},
-            {"annotations": _array({}), "tool_calls": _array(_ref("ToolCall"))},
+            {
+                "annotations": _array({}),
+                "reasoning_content": _STRING,
+                "reasoning": _STRING,
+                "tool_calls": _array(_ref("ToolCall")),
+            },
         ),
         "logprobs": _or_null(_ref("ChatLogprobs")),
         "finish_reason": _FINISH_REASON,
@@ -63,7 +68,10 @@ ANSWER_SCHEMAS: dict[str, Schema] = {
     ),
     "Usage": _object(
         {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
-        {"prompt_tokens_details": _object({"cached_tokens": _COUNT})},
+        {
+            "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+            "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+        },
     ),
     "ToolCall": _object(
         {
@@ -109,12 +117,22 @@ ANSWER_SCHEMAS: dict[str, Schema] = {
             "id": _STRING,
             "object": {"const": "response"},
             "created_at": _COUNT,
-            "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+            "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
             "model": _STRING,
-            "output": _array(_object({"id": _STRING, "type": {"enum": ["message", "function_call"]}})),
+            "output": _array(_object({"id": _STRING, "type": {"enum": ["message", "reasoning", "function_call"]}})),
             "usage": _or_null(_object({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT})),
         }
     ),
+    "ItemList": _object(
+        {
+            "object": {"const": "list"},
+            "data": _array(_object({"id": _STRING, "type": _STRING})),
+            "first_id": _or_null(_STRING),
+            "last_id": _or_null(_STRING),
+            "has_more": {"type": "boolean"},
+        }
+    ),
+    "Deleted": _object({"id": _STRING, "object": {"const": "response"}, "deleted": {"const": True}}),
     "Model": _object(
         {"id": _STRING, "object": {"const": "model"}, "created": _COUNT, "owned_by": _STRING},
         {"root": _STRING, "parent": {"type": "null"}, "max_model_len": _or_null(_COUNT)},

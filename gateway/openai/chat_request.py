@@ -49,6 +49,11 @@ def parse_chat_request(body: dict[str, Any], rules: RequestRules) -> ChatRequest
     shared = parse_shared_fields(
         reader, rules, num_logprobs=_num_logprobs(reader, rules), max_tokens=_max_tokens(reader)
     )
+    shared = replace(
+        shared,
+        separates_reasoning=reader.boolean("separate_reasoning", default=True),
+        includes_reasoning=reader.boolean("include_reasoning", default=True),
+    )
     tool_use = parse_tool_use(reader)
     return ChatRequest(
         shared=shared if tool_use is None else use_tools(reader, shared, tool_use),
@@ -121,7 +126,14 @@ def _message(entry: Any, path: str, parent: FieldReader) -> ChatMessage:
         name=reader.string("name", max_chars=_MAX_NAME_CHARS),
         tool_calls=tool_calls,
         tool_call_id=reader.string("tool_call_id", max_chars=_MAX_NAME_CHARS),
+        reasoning=_reasoning(reader) if role == "assistant" else None,
     )
+
+
+def _reasoning(reader: FieldReader) -> str | None:
+    # Two names of one field: clients send back what their server called it.
+    given = reader.string("reasoning_content")
+    return given if given is not None else reader.string("reasoning")
 
 
 def _content(reader: FieldReader) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from gateway.openai.reasoning import ReasoningUse
 from gateway.openai.responses import AnswerFinishReason, Endpoint, Piece
 from gateway.ports import (
     FinishReason,
@@ -16,6 +17,7 @@ from gateway.ports import (
     PromptScored,
     TextCodec,
 )
+from gateway.text.reasoning import ReasoningPiece, ReasoningSplitter, ReasoningTokens
 from gateway.text.token_groups import TokenGroups
 from gateway.text.tool_calls import ToolCallParser, ToolDelta
 
@@ -29,6 +31,7 @@ class PieceOptions:
     stream_interval: int = 0
     parses_tools: bool = False
     returns_token_ids: bool = False
+    reasoning: ReasoningUse | None = None
 
 
 class ChoicePieces:
@@ -57,6 +60,8 @@ class ChoicePieces:
         self._groups = TokenGroups(options.stream_interval, codec)
         self._tools = ToolCallParser() if options.parses_tools else None
         self._returns_token_ids = options.returns_token_ids
+        self._shows_reasoning = options.reasoning is None or options.reasoning.is_shown
+        self._splitter, self._reasoning_tokens = self._reasoning_parts(options.reasoning)
         self.num_tokens = 0
 
     def opening(self) -> Piece:
@@ -73,10 +78,13 @@ class ChoicePieces:
             pieces = [self._piece(delta) for delta in self._groups.push(event)]
         else:
             pieces = [self._piece(delta) for delta in self._groups.finish()]
-            if self._tools is not None:
-                rest = self._tools.finish()
-                pieces.append(Piece(text=rest.text, tool_deltas=rest.deltas))
+            pieces += self._rest()
         return [piece for piece in pieces if not piece.is_empty]
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the model's thoughts, markers included, among ``num_tokens``."""
+        return 0 if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
     def finish_reason(self, reason: FinishReason) -> AnswerFinishReason:
         """The reason the client gets: an answer that called tools ended for that."""
@@ -85,17 +93,42 @@ class ChoicePieces:
 
     def _piece(self, delta: GenerationDelta) -> Piece:
         self.num_tokens += len(delta.token_ids)
-        text = delta.text
-        tool_deltas: tuple[ToolDelta, ...] = ()
-        if self._tools is not None:
-            released = self._tools.push(text)
-            text, tool_deltas = released.text, released.deltas
+        split = ReasoningPiece(content=delta.text)
+        if self._splitter is not None and self._reasoning_tokens is not None:
+            self._reasoning_tokens.push(delta.token_ids)
+            split = self._splitter.push(delta.text)
+        text, tool_deltas = self._called(split.content)
         return Piece(
             text=text,
+            reasoning=split.reasoning if self._shows_reasoning else "",
             logprobs=self._logprobs(delta),
             token_ids=delta.token_ids if self._returns_token_ids else (),
             tool_deltas=tool_deltas,
         )
+
+    def _rest(self) -> list[Piece]:
+        """What the parsers still hold when the answer ends."""
+        rest = ReasoningPiece() if self._splitter is None else self._splitter.finish()
+        text, tool_deltas = self._called(rest.content)
+        pieces = [Piece(text=text, reasoning=rest.reasoning if self._shows_reasoning else "", tool_deltas=tool_deltas)]
+        if self._tools is not None:
+            last = self._tools.finish()
+            pieces.append(Piece(text=last.text, tool_deltas=last.deltas))
+        return pieces
+
+    def _called(self, text: str) -> tuple[str, tuple[ToolDelta, ...]]:
+        """Content without the tool calls in it, and these."""
+        if self._tools is None:
+            return text, ()
+        released = self._tools.push(text)
+        return released.text, released.deltas
+
+    def _reasoning_parts(self, use: ReasoningUse | None) -> tuple[ReasoningSplitter | None, ReasoningTokens | None]:
+        if use is None:
+            return None, None
+        skipped = self._codec.special_ids - use.marker_ids if self._request.skip_special_tokens else frozenset[int]()
+        tokens = ReasoningTokens(use.markers, self._codec, is_open=use.is_open, skipped_ids=skipped)
+        return ReasoningSplitter(use.markers, is_open=use.is_open), tokens
 
     def _logprobs(self, delta: GenerationDelta) -> dict[str, Any] | None:
         if self._request.num_logprobs is None or not delta.logprobs:

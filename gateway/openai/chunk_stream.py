@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gateway.errors import GatewayError
 from gateway.openai.answer_plan import AnswerPlan, Tally
 from gateway.openai.errors import error_body
@@ -48,6 +50,11 @@ class ChunkStream:
         if not self._options.include_usage:
             return DONE
         return event(self._chunks.usage(self._tally.usage_so_far(), metrics=self._tally.metrics())) + DONE
+
+    @property
+    def finished(self) -> Collection[GenerationFinished]:
+        """How the choices ended that have ended."""
+        return self._tally.finished.values()
 
     def failed(self, error: GatewayError) -> bytes:
         """One nested error event, and the end."""

@@ -55,7 +55,10 @@ COMMON_FIELDS = CONSTRAINT_FIELDS | frozenset(
     }
 )
 CHAT_FIELDS = (
-    COMMON_FIELDS | TOOL_FIELDS | {"add_generation_prompt", "max_completion_tokens", "messages", "top_logprobs"}
+    COMMON_FIELDS
+    | TOOL_FIELDS
+    | {"add_generation_prompt", "include_reasoning", "max_completion_tokens", "messages", "separate_reasoning"}
+    | {"top_logprobs"}
 )
 COMPLETION_FIELDS = COMMON_FIELDS | {"add_special_tokens", "echo", "prompt"}
 _NOT_IN_RESPONSES = frozenset(
@@ -65,13 +68,13 @@ RESPONSES_FIELDS = (
     (COMMON_FIELDS - CONSTRAINT_FIELDS - _NOT_IN_RESPONSES)
     | TOOL_FIELDS
     | {"background", "include", "input", "instructions", "max_output_tokens", "metadata", "n", "previous_response_id"}
-    | {"text", "top_logprobs", "truncation"}
+    | {"store", "text", "top_logprobs", "truncation"}
 )
 
 # Accepted and without effect. The reason stands in docs/api.md.
 IGNORED_FIELDS: dict[str, str] = {
     "cache_salt": "prefix reuse never crosses models and never changes an answer",
-    "include_reasoning": "the answer has no separate reasoning part",
+    "include_reasoning": "only a chat has a reasoning part that can be left out",
     "metadata": "nothing is stored",
     "prediction": "a speed hint; the drafter predicts by itself",
     "priority": "requests run in order of arrival",
@@ -82,11 +85,11 @@ IGNORED_FIELDS: dict[str, str] = {
     "request_id": "the x-request-id header is used",
     "rid": "the x-request-id header is used",
     "safety_identifier": "nothing is stored",
-    "separate_reasoning": "the answer has no separate reasoning part",
+    "separate_reasoning": "a completion is text as it comes, a response always has items",
     "service_tier": "there is one tier",
     "session_id": "the prefix cache finds shared prefixes by content",
     "spaces_between_special_tokens": "decoding never adds spaces",
-    "store": "nothing is stored",
+    "store": "only responses are stored",
     "user": "nothing is stored",
     "verbosity": "the served models have no verbosity setting",
 }

@@ -54,6 +54,7 @@ def build_choices(
     codec: TextCodec,
     score_prompt: bool = False,
     deadline_s: float | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> list[GenerationRequest]:
     """One engine request per choice of one prompt.
 
@@ -85,6 +86,7 @@ def build_choices(
                 score_prompt=score_prompt,
                 speculation=shared.speculation,
                 deadline_s=deadline_s,
+                shown_ids=shown_ids,
             )
         )
     return choices

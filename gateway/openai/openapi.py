@@ -6,8 +6,9 @@ drift from the code without a test noticing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.answer_schemas import ANSWER_SCHEMAS
@@ -21,7 +22,7 @@ Schema = dict[str, Any]
 _REASONS = {
     400: "A field is missing, of the wrong type, out of range or not supported",
     401: "No API key, or a wrong one",
-    404: "Unknown model or URL",
+    404: "Unknown model, response or URL",
     405: "The URL exists, the method does not",
     408: "The body did not arrive in time",
     413: "The body is too large",
@@ -46,6 +47,7 @@ class Operation:
         request: component schema of the body; None = no body.
         streams: the answer may also be an event stream.
         is_open: needs no API key.
+        query: parameters of the query, name to schema; none is required.
     """
 
     method: str
@@ -58,6 +60,7 @@ class Operation:
     streams: bool = False
     is_open: bool = False
     errors: tuple[int, ...] = _GET_ERRORS
+    query: Mapping[str, Schema] = field(default_factory=dict)
 
 
 def _get(path: str, operation_id: str, summary: str, answer: str | None, **more: Any) -> Operation:
@@ -72,7 +75,19 @@ def _post(path: str, operation_id: str, summary: str, answer: str, request: str,
 
 
 _GENERATES: dict[str, Any] = {"streams": True, "errors": _GENERATION_ERRORS}
+_STORED: dict[str, Any] = {"errors": (*_GET_ERRORS, 404)}
+_STORED_QUERY: dict[str, Any] = {"errors": (*_GET_ERRORS, 400, 404)}
 _PAGE: dict[str, Any] = {"media": "text/html", "is_open": True}
+
+_STREAM_QUERY: dict[str, Schema] = {
+    "stream": {"enum": ["true", "false"]},
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+}
+_LIST_QUERY: dict[str, Schema] = {
+    "order": {"enum": ["asc", "desc"]},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "after": {"type": "string"},
+}
 
 # fmt: off
 OPERATIONS: tuple[Operation, ...] = (
@@ -80,6 +95,14 @@ OPERATIONS: tuple[Operation, ...] = (
           **_GENERATES),
     _post("/v1/completions", "createCompletion", "Complete prompts", "Completion", "CompletionRequest", **_GENERATES),
     _post("/v1/responses", "createResponse", "Answer an input", "Response", "ResponseRequest", **_GENERATES),
+    _get("/v1/responses/{response_id}", "getResponse", "A stored response, or its stream again", "Response",
+         streams=True, query=_STREAM_QUERY, **_STORED_QUERY),
+    _get("/v1/responses/{response_id}/input_items", "listInputItems", "The input of a stored response", "ItemList",
+         query=_LIST_QUERY, **_STORED_QUERY),
+    Operation(method="post", path="/v1/responses/{response_id}/cancel", operation_id="cancelResponse",
+              summary="Stop a response in the background", answer="Response", **_STORED_QUERY),
+    Operation(method="delete", path="/v1/responses/{response_id}", operation_id="deleteResponse",
+              summary="Forget a stored response", answer="Deleted", **_STORED),
     _get("/v1/models", "listModels", "The served model under each of its names", "ModelList"),
     _get("/v1/models/{model_id}", "getModel", "One model", "Model", errors=(*_GET_ERRORS, 404)),
     _post("/tokenize", "tokenize", "Token ids of a prompt or of messages", "Tokens", "TokenizeRequest"),
@@ -131,8 +154,13 @@ def _operation(operation: Operation) -> Schema:
     if operation.request is not None:
         body = {"application/json": {"schema": _ref(operation.request)}}
         fields["requestBody"] = {"required": True, "content": body}
-    if "{model_id}" in operation.path:
-        fields["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"\{(\w+)\}", operation.path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+    if parameters:
+        fields["parameters"] = parameters
     return fields
 
 

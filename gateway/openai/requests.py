@@ -60,6 +60,8 @@ class SharedFields:
         stream: None for one JSON answer.
         stream_interval: tokens in one event; 0 = whatever a round commits.
         parses_tools: the text may hold tool calls, which become a part of the answer of their own.
+        separates_reasoning: so do the model's thoughts, if the configuration says how they are marked.
+        includes_reasoning: the client wants to see them.
     """
 
     model: str
@@ -79,6 +81,8 @@ class SharedFields:
     return_token_ids: bool = False
     stream_interval: int = 0
     parses_tools: bool = False
+    separates_reasoning: bool = True
+    includes_reasoning: bool = True
 
 
 def parse_shared_fields(

@@ -22,12 +22,16 @@ AnswerFinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """What is equal in every chunk of a response: its id, time (Unix seconds), model name and endpoint."""
+    """What is equal in every chunk of a response: its id, time (Unix seconds), model name and endpoint.
+
+    ``has_reasoning_alias``: thoughts are sent under both of their names.
+    """
 
     endpoint: Endpoint
     response_id: str
     created_s: int
     model: str
+    has_reasoning_alias: bool = False
 
     def fields(self, *, is_chunk: bool) -> dict[str, Any]:
         """The leading fields of the object."""
@@ -42,12 +46,14 @@ class Piece:
     """A part of a choice.
 
     Fields:
+        reasoning: chat only: what the model thought, apart from the text.
         logprobs: of the part's tokens, in the endpoint's own shape, if asked for.
         token_ids: of the part, if the client asked for them.
         tool_deltas: chat only.
     """
 
     text: str
+    reasoning: str = ""
     logprobs: dict[str, Any] | None = None
     token_ids: tuple[int, ...] = ()
     tool_deltas: tuple[ToolDelta, ...] = ()
@@ -55,7 +61,7 @@ class Piece:
     @property
     def is_empty(self) -> bool:
         """Nothing a client could see."""
-        return not (self.text or self.logprobs is not None or self.token_ids or self.tool_deltas)
+        return not (self.text or self.reasoning or self.logprobs is not None or self.token_ids or self.tool_deltas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class ChoiceResult:
     finish_reason: AnswerFinishReason
     matched_stop: str | int | None
     logprobs: dict[str, Any] | None
+    reasoning: str = ""
     tool_calls: tuple[ToolDelta, ...] = ()
     token_ids: tuple[int, ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -89,6 +96,7 @@ class StreamChunks:
     def __init__(self, head: ResponseHead, *, has_usage: bool) -> None:
         self._is_chat = head.endpoint == "chat"
         self._fields = head.fields(is_chunk=True)
+        self._has_reasoning_alias = head.has_reasoning_alias
         self._has_usage = has_usage
 
     def role(self, index: int, *, prompt_ids: tuple[int, ...] | None = None) -> bytes:
@@ -98,7 +106,7 @@ class StreamChunks:
 
     def content(self, index: int, piece: Piece, *, usage: dict[str, Any] | None = None) -> bytes:
         """A new part of a choice; ``usage`` only for continuous usage stats."""
-        choice = self._choice(index, _delta(piece) if self._is_chat else piece.text)
+        choice = self._choice(index, self._delta(piece) if self._is_chat else piece.text)
         choice["logprobs"] = piece.logprobs
         if piece.token_ids:
             choice["token_ids"] = piece.token_ids
@@ -123,6 +131,16 @@ class StreamChunks:
         extra = {} if metrics is None else {"metrics": metrics}
         return orjson.dumps({**self._fields, "choices": [], "usage": usage, **extra})
 
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if not piece.tool_deltas and not piece.reasoning:
+            return {"content": piece.text}
+        fields = _reasoning_fields(piece.reasoning, has_alias=self._has_reasoning_alias)
+        if piece.text:
+            fields["content"] = piece.text
+        if piece.tool_deltas:
+            fields["tool_calls"] = [_tool_fragment(delta) for delta in piece.tool_deltas]
+        return fields
+
     def _choice(self, index: int, payload: dict[str, Any] | str) -> dict[str, Any]:
         key = "delta" if self._is_chat else "text"
         return {"index": index, key: payload, "logprobs": None, "finish_reason": None}
@@ -146,7 +164,9 @@ def response_body(
     """The whole object of a response that is not streamed."""
     is_chat = head.endpoint == "chat"
     fields = head.fields(is_chunk=False)
-    fields["choices"] = [_choice(choice, is_chat=is_chat) for choice in choices]
+    fields["choices"] = [
+        _choice(choice, is_chat=is_chat, has_reasoning_alias=head.has_reasoning_alias) for choice in choices
+    ]
     fields["usage"] = usage
     if is_chat and choices and choices[0].prompt_ids is not None:
         fields["prompt_token_ids"] = choices[0].prompt_ids
@@ -155,12 +175,12 @@ def response_body(
     return orjson.dumps(fields)
 
 
-def _delta(piece: Piece) -> dict[str, Any]:
-    if not piece.tool_deltas:
-        return {"content": piece.text}
-    fields: dict[str, Any] = {"content": piece.text} if piece.text else {}
-    fields["tool_calls"] = [_tool_fragment(delta) for delta in piece.tool_deltas]
-    return fields
+def _reasoning_fields(reasoning: str, *, has_alias: bool) -> dict[str, Any]:
+    # Absent, not null, where there are none: clients concatenate what they find (C-22).
+    if not reasoning:
+        return {}
+    names = ("reasoning_content", "reasoning") if has_alias else ("reasoning_content",)
+    return dict.fromkeys(names, reasoning)
 
 
 def _tool_fragment(delta: ToolDelta) -> dict[str, Any]:
@@ -171,11 +191,12 @@ def _tool_fragment(delta: ToolDelta) -> dict[str, Any]:
     return {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
 
 
-def _choice(choice: ChoiceResult, *, is_chat: bool) -> dict[str, Any]:
+def _choice(choice: ChoiceResult, *, is_chat: bool, has_reasoning_alias: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {"index": choice.index}
     if is_chat:
         content = None if choice.tool_calls and not choice.text else choice.text
         fields["message"] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        fields["message"].update(_reasoning_fields(choice.reasoning, has_alias=has_reasoning_alias))
         if choice.tool_calls:
             fields["message"]["tool_calls"] = [
                 {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -11,22 +11,23 @@ from gateway.openai.responses_request import ResponsesRequest
 from gateway.ports import GenerationFinished
 from gateway.text.tool_prompt import Tool
 
-__all__ = ["FunctionCallItem", "Item", "MessageItem", "ResponseObject"]
+__all__ = ["FunctionCallItem", "Item", "MessageItem", "ReasoningItem", "ResponseObject", "Status"]
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 @dataclass(slots=True, kw_only=True)
 class MessageItem:
-    """Text the model wrote."""
+    """Text the model wrote, and the logprobs of its tokens if asked for (entries of chat's shape)."""
 
     item_id: str
     text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     status: Status = "in_progress"
 
     def part(self) -> dict[str, Any]:
         """Its one content part."""
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
     def fields(self) -> dict[str, Any]:
         """The item as it stands."""
@@ -38,6 +39,24 @@ class MessageItem:
             "role": "assistant",
             "content": content,
         }
+
+
+@dataclass(slots=True, kw_only=True)
+class ReasoningItem:
+    """What the model thought before."""
+
+    item_id: str
+    text: str = ""
+    status: Status = "in_progress"
+
+    def part(self) -> dict[str, Any]:
+        """Its one content part."""
+        return {"type": "reasoning_text", "text": self.text}
+
+    def fields(self) -> dict[str, Any]:
+        """The item as it stands."""
+        content = [] if self.status == "in_progress" and not self.text else [self.part()]
+        return {"type": "reasoning", "id": self.item_id, "status": self.status, "summary": [], "content": content}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +81,7 @@ class FunctionCallItem:
         }
 
 
-Item = MessageItem | FunctionCallItem
+Item = MessageItem | ReasoningItem | FunctionCallItem
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +90,8 @@ class ResponseObject:
 
     Fields:
         created_s, completed_s: Unix seconds.
+        reasoning_tokens: of the output, spent on thoughts.
+        is_stored: it can be asked for later.
     """
 
     response_id: str
@@ -81,6 +102,20 @@ class ResponseObject:
     items: list[Item] = field(default_factory=list)
     finished: GenerationFinished | None = None
     error: GatewayError | None = None
+    reasoning_tokens: int = 0
+    is_stored: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Its generation has not ended yet."""
+        return self.status in ("queued", "in_progress")
+
+    def cancel(self) -> None:
+        """Its generation was stopped before its end; what there is of the output stays."""
+        self.status = "cancelled"
+        for item in self.items:
+            if item.status == "in_progress":
+                item.status = "incomplete"
 
     def finish(self, finished: GenerationFinished, *, now_s: int) -> None:
         """The generation has ended well, or at its limit."""
@@ -113,7 +148,7 @@ class ResponseObject:
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
@@ -126,18 +161,18 @@ class ResponseObject:
             "max_tool_calls": None,
             "metadata": body.get("metadata") or {},
             "parallel_tool_calls": tool_use is not None and tool_use.is_parallel,
-            "previous_response_id": None,
+            "previous_response_id": self.request.previous_response_id,
             "prompt_cache_key": None,
             "reasoning": {"effort": None, "summary": None},
             "safety_identifier": None,
             "service_tier": "default",
-            "store": False,
-            "background": False,
+            "store": self.is_stored,
+            "background": self.request.is_background,
             "temperature": sampling.temperature,
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": _tools(() if tool_use is None else tool_use.tools),
-            "top_logprobs": 0,
+            "top_logprobs": self.request.shared.num_logprobs or 0,
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,24 +16,44 @@ from gateway.openai.requests import MAX_INTEGER, RequestRules, SharedFields, par
 from gateway.openai.tools import ToolUse, parse_tool_use
 from gateway.ports import ChatMessage, ToolCall
 
-__all__ = ["ResponsesRequest", "parse_responses_request"]
+__all__ = ["ResponsesRequest", "join_turns", "parse_responses_request"]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_TEXT_PARTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+_MAX_ID_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """One request; ``messages`` is never empty.
+    """One request.
 
     Fields:
+        messages: its own input, never empty unless that holds reasoning only.
+        previous_response_id: the response whose conversation comes before the input.
+        is_stored: the client wants to ask for the response later, which is the default.
+        is_background: it runs without its client.
         body: the request as it came, for the many fields the answer repeats.
     """
 
     shared: SharedFields
+    instructions: str | None
     messages: tuple[ChatMessage, ...]
     tool_use: ToolUse | None
     body: dict[str, Any]
+    previous_response_id: str | None = None
+    is_stored: bool = True
+    is_background: bool = False
+
+    def conversation(self, before: tuple[ChatMessage, ...] = ()) -> tuple[ChatMessage, ...]:
+        """All messages for the chat template: instructions (of this request only), what came before, the input."""
+        first = (ChatMessage(role="system", content=self.instructions),) if self.instructions else ()
+        return (*first, *join_turns((*before, *self.messages)))
 
 
 def parse_responses_request(body: dict[str, Any], rules: RequestRules) -> ResponsesRequest:
@@ -44,12 +65,12 @@ def parse_responses_request(body: dict[str, Any], rules: RequestRules) -> Respon
     """
     reader = FieldReader(body)
     check_known_fields(reader, RESPONSES_FIELDS, is_strict=rules.config.is_strict)
-    _refuse_state(reader)
+    _check_small_fields(reader)
     known = RESPONSES_FIELDS & COMMON_FIELDS
     shared = parse_shared_fields(
         FieldReader({name: value for name, value in body.items() if name in known}),
         rules,
-        num_logprobs=None,
+        num_logprobs=_num_logprobs(reader, rules),
         max_tokens=("max_output_tokens", reader.integer("max_output_tokens", default=None, low=1, high=MAX_INTEGER)),
     )
     grammar = parse_text_format(reader)
@@ -59,43 +80,50 @@ def parse_responses_request(body: dict[str, Any], rules: RequestRules) -> Respon
     tool_use = parse_tool_use(reader, is_flat=True)
     return ResponsesRequest(
         shared=shared if tool_use is None else use_tools(reader, shared, tool_use),
+        instructions=reader.string("instructions"),
         messages=_messages(reader, max_messages=rules.config.max_messages),
         tool_use=tool_use,
         body=body,
+        previous_response_id=reader.string("previous_response_id", max_chars=_MAX_ID_CHARS),
+        is_stored=_is_stored(reader, rules),
+        is_background=reader.boolean("background"),
     )
 
 
-def _refuse_state(reader: FieldReader) -> None:
-    """Nothing is stored, so nothing can be continued, and nothing runs without its client."""
-    if reader.get("previous_response_id") is not None:
-        reader.fail("previous_response_id", "is not supported: responses are not stored", code="unsupported_parameter")
-    if reader.boolean("background"):
-        reader.fail("background", "is not supported: responses are not stored", code="unsupported_parameter")
+def _check_small_fields(reader: FieldReader) -> None:
     reader.integer("n", default=None, low=1, high=1)
     reader.child("metadata")
     if reader.string("truncation") not in (None, "auto", "disabled"):
         reader.fail("truncation", "must be auto or disabled")
+
+
+def _is_stored(reader: FieldReader, rules: RequestRules) -> bool:
+    wanted = reader.boolean("store", default=True)
+    can_store = rules.config.max_stored_responses > 0
+    if reader.boolean("background") and not (wanted and can_store):
+        problem = "needs store" if can_store else "is not supported: nothing is stored here"
+        reader.fail("background", problem, code="unsupported_value")
+    return wanted and can_store
+
+
+def _num_logprobs(reader: FieldReader, rules: RequestRules) -> int | None:
     include = reader.get("include")
     if include is not None and not isinstance(include, list):
         reader.fail("include", f"must be an array, not {describe(include)}", code="invalid_type")
-    wants_logprobs = "message.output_text.logprobs" in (include or [])
-    if wants_logprobs or reader.integer("top_logprobs", default=0, low=0, high=20):
-        name = "include" if wants_logprobs else "top_logprobs"
-        reader.fail(name, "is not supported here: logprobs come with chat completions", code="unsupported_value")
+    top = reader.integer("top_logprobs", default=0, low=0, high=rules.config.max_logprobs)
+    return top if top or "message.output_text.logprobs" in (include or []) else None
 
 
 def _messages(reader: FieldReader, *, max_messages: int) -> tuple[ChatMessage, ...]:
-    instructions = reader.string("instructions")
-    first = [ChatMessage(role="system", content=instructions)] if instructions else []
     value = reader.require("input")
     if isinstance(value, str):
-        return *first, ChatMessage(role="user", content=value)
+        return (ChatMessage(role="user", content=value),)
     if not isinstance(value, list):
         reader.fail("input", f"must be a string or an array, not {describe(value)}", code="invalid_type")
     if not 1 <= len(value) <= max_messages:
         reader.fail("input", f"must have 1 to {max_messages} items, not {len(value)}")
     items = [_item(entry, f"input[{index}]", reader) for index, entry in enumerate(value)]
-    return *first, *_joined([item for item in items if item is not None])
+    return join_turns([item for item in items if item is not None])
 
 
 def _item(entry: Any, name: str, request: FieldReader) -> ChatMessage | None:
@@ -116,8 +144,11 @@ def _item(entry: Any, name: str, request: FieldReader) -> ChatMessage | None:
     if kind == "function_call_output":
         return ChatMessage(role="tool", content=_text(reader, "output"), tool_call_id=reader.string("call_id"))
     if kind != "reasoning":
-        reader.fail("type", "must be message, function_call or function_call_output", code="unsupported_value")
-    return None  # what another model thought is no part of the conversation
+        reader.fail(
+            "type", "must be message, reasoning, function_call or function_call_output", code="unsupported_value"
+        )
+    thoughts = _text(reader, "content") if reader.get("content") is not None else ""
+    return ChatMessage(role="assistant", content="", reasoning=thoughts) if thoughts else None
 
 
 def _message(reader: FieldReader) -> ChatMessage:
@@ -146,13 +177,20 @@ def _text(reader: FieldReader, name: str) -> str:
     return "\n".join(texts)
 
 
-def _joined(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Calls of one turn come as items of their own; a chat template wants them in one message."""
+def join_turns(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Thoughts, text and calls of one turn come as items of their own; a chat template wants them in one message."""
     joined: list[ChatMessage] = []
     for message in messages:
         last = joined[-1] if joined else None
-        if message.tool_calls and last is not None and last.role == "assistant":
+        if last is not None and _is_thought(last):
+            # Thoughts that nothing of the same turn follows are no part of the conversation.
+            joined[-1] = replace(message, reasoning=last.reasoning) if message.role == "assistant" else message
+        elif last is not None and last.role == "assistant" and message.tool_calls and not message.content:
             joined[-1] = replace(last, tool_calls=last.tool_calls + message.tool_calls)
         else:
             joined.append(message)
-    return joined
+    return tuple(message for message in joined if not _is_thought(message))
+
+
+def _is_thought(message: ChatMessage) -> bool:
+    return message.reasoning is not None and not message.content and not message.tool_calls

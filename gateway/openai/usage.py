@@ -10,14 +10,22 @@ from gateway.ports import GenerationFinished, RequestSpeculation
 __all__ = ["speculation_fields", "usage_fields"]
 
 
-def usage_fields(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object. A prompt counts once, however many choices it has."""
-    return {
+def usage_fields(
+    *, prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """OpenAI's usage object. A prompt counts once, however many choices it has.
+
+    ``reasoning_tokens``: part of ``completion_tokens``; None where thoughts are not told apart.
+    """
+    fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return fields
 
 
 def speculation_fields(finished: Iterable[GenerationFinished]) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
         fields["name"] = message.name
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
+    if message.reasoning is not None:
+        fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
         fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

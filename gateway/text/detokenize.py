@@ -21,11 +21,14 @@ class IncrementalDetokenizer:
     Args:
         codec: gives the bytes of an id.
         skip_special_tokens: leave special tokens out of the text.
+        shown_ids: but not these.
     """
 
-    def __init__(self, codec: TextCodec, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, codec: TextCodec, *, skip_special_tokens: bool = True, shown_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._codec = codec
-        self._skipped_ids = codec.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped_ids = codec.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:

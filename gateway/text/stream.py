@@ -22,7 +22,7 @@ class TextStream:
         codec: gives the bytes of an id.
         stop_strings: texts that end the answer.
         include_stop_string: release the matched stop too.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens, shown_ids: leave special tokens out of the text, but not these.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         include_stop_string: bool = False,
         skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(codec, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(codec, skip_special_tokens=skip_special_tokens, shown_ids=shown_ids)
         self._matcher = StopStringMatcher(stop_strings, include_stop=include_stop_string)
         self.matched_stop: str | None = None
 

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from gateway.ports import ChatMessage
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tool_prompt import Tool
+from wire.model_files import eos_ids, read_json, special_tokens
 
 __all__ = ["ModelTextCodec", "load_text_codec"]
 
@@ -63,6 +64,11 @@ class ModelTextCodec:
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows, added tokens included; the model's own vocabulary may be padded wider."""
         return len(self._bytes_by_id)
+
+    @property
+    def has_template(self) -> bool:
+        """False for a base model."""
+        return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of ``text``; special tokens written in it are recognised."""
@@ -120,52 +126,20 @@ def load_text_codec(model_dir: Path) -> ModelTextCodec:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer_config = _read_json(model_dir / "tokenizer_config.json")
-    special_tokens = _special_tokens(tokenizer_config, _read_json(model_dir / "special_tokens_map.json"))
-    source = _template_source(model_dir, tokenizer_config)
-    template = ChatTemplate(source, special_tokens=special_tokens) if source is not None else None
-    return ModelTextCodec(tokenizer, template=template, eos_ids=_eos_ids(model_dir, tokenizer, special_tokens))
+    source = _template_source(model_dir)
+    template = None if source is None else ChatTemplate(source, special_tokens=special_tokens(model_dir))
+    return ModelTextCodec(tokenizer, template=template, eos_ids=eos_ids(model_dir, tokenizer.token_to_id))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value if isinstance(value, dict) else {}
-
-
-def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
-    # A token is written either as its text or as an AddedToken object; the first file that names it wins.
-    found: dict[str, str] = {}
-    for source in sources:
-        for key, value in source.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
-                found.setdefault(key, text)
-    return found
-
-
-def _template_source(model_dir: Path, tokenizer_config: dict[str, Any]) -> str | None:
+def _template_source(model_dir: Path) -> str | None:
     path = model_dir / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    value = tokenizer_config.get("chat_template")
+    value = read_json(model_dir / "tokenizer_config.json").get("chat_template")
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
     return value if isinstance(value, str) else None
-
-
-def _eos_ids(model_dir: Path, tokenizer: Tokenizer, special_tokens: dict[str, str]) -> frozenset[int]:
-    ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(model_dir / name).get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    eos_token = special_tokens.get("eos_token")
-    if eos_token is not None:
-        token_id = tokenizer.token_to_id(eos_token)
-        ids.update([] if token_id is None else [token_id])
-    return frozenset(ids)
 
 
 def _vocab_kind(decoder: dict[str, Any] | None) -> VocabKind:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from gateway.text.held_text import held_len
+
 __all__ = ["ToolCallParser", "ToolDelta", "ToolPiece"]
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -78,7 +80,7 @@ class ToolCallParser:
 
     def _outside(self, content: list[str]) -> bool:
         begin = self._buffer.find(_BEGIN)
-        num_held = _held_len(self._buffer, _BEGIN)
+        num_held = held_len(self._buffer, _BEGIN)
         end = begin if begin >= 0 else len(self._buffer) - num_held
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if self._is_after_call:
@@ -182,9 +184,3 @@ class _ValueScanner:
         elif char == '"':
             self._is_string = False
             self._is_done = self._depth == 0
-
-
-def _held_len(text: str, tag: str) -> int:
-    """Length of the longest end of ``text`` that begins ``tag``."""
-    longest = min(len(text), len(tag) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

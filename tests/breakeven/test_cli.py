@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import unused_port
 from typer.testing import CliRunner
 
 from breakeven import __version__
-from breakeven.cli import app
+from breakeven.cli import app, main
 from breakeven.settings import SECTIONS
+from wire.settings import ConfigError
 
 RUNNER = CliRunner()
 
@@ -36,3 +39,39 @@ def test_health_of_what_does_not_run_is_an_exit_status(switch: str, monkeypatch:
     flags = ["--gateway.port", "1", "--verifier.endpoint", "ipc:///nonexistent-dir-of-a-test/x"]
     flags += ["--drafter.endpoint", "ipc:///nonexistent-dir-of-a-test/y"]
     assert RUNNER.invoke(app, ["health", switch, *flags]).exit_code == 1
+
+
+def test_health_of_nothing_is_ready() -> None:
+    assert RUNNER.invoke(app, ["health"]).exit_code == 0
+
+
+def test_torture_of_a_server_that_is_not_there() -> None:
+    result = RUNNER.invoke(app, ["torture", f"http://127.0.0.1:{unused_port()}", "--model", "m", "--only", "role"])
+    assert result.exit_code == 2
+    assert "can't be reached" in result.output
+
+
+@pytest.mark.parametrize("key", ["endpoint", "ring-path"])
+def test_a_verifier_of_its_own_needs_places(key: str) -> None:
+    other = {"endpoint": "ring-path", "ring-path": "endpoint"}[key]
+    result = RUNNER.invoke(app, ["verifier", f"--verifier.{other}", "ipc:///nonexistent-dir-of-a-test/x"])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.key_path == f"verifier.{key.replace('-', '_')}"
+
+
+def test_a_bad_profile_names_the_setting(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text("[gateway]\nprot = 8000\n")
+    result = RUNNER.invoke(app, ["serve", "--profile", str(profile)])
+    assert isinstance(result.exception, ConfigError)
+    assert "gateway.prot: unknown setting" in str(result.exception)
+
+
+def test_main_prints_a_bad_setting_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["breakeven", "serve", "--gateway.port", "70000"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "breakeven: gateway.port: must be between 0 and 65535, not 70000\n"

@@ -30,10 +30,10 @@ async def start_edge() -> AsyncIterator[StartEdge]:
     """Starts an edge in front of a fake engine: ``await start_edge(engine, keep_alive_s=0)``."""
     clients: list[TestClient] = []
 
-    async def start(engine: FakeEngine, **settings: object) -> TestClient:
+    async def start(engine: FakeEngine, *, codec: ByteCodec | None = None, **settings: object) -> TestClient:
         config = GatewayConfig(**settings)
         config.validate()
-        client = TestClient(TestServer(create_app(engine, ByteCodec(), config)))
+        client = TestClient(TestServer(create_app(engine, codec or ByteCodec(), config)))
         await client.start_server()
         clients.append(client)
         return client

@@ -164,6 +164,7 @@ class FakeEngine:
             stop_strings=request.stop_strings,
             include_stop_string=request.include_stop_string,
             skip_special_tokens=request.skip_special_tokens,
+            shown_ids=request.shown_ids,
         )
         run = _Run(request=request, script=script, stream=stream, ids=[*raw, EOS])
         for delta in run.deltas():

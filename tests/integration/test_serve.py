@@ -231,6 +231,11 @@ def test_sigterm_lets_running_streams_finish_and_leaves_nothing_behind(server: S
     ) as second:
         stats = second.stats()
         children = [stats["verifier"]["pid"], stats["drafter"]["pid"]]
+        second.process.send_signal(signal.SIGHUP)  # keys are read again; nothing else happens
+        end = time.monotonic() + 5
+        while "api keys reloaded" not in second.log() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert "api keys reloaded" in second.log()
         with openai.OpenAI(base_url=second.url + "/v1", api_key="unused", max_retries=0, timeout=60) as client:
             stream = client.completions.create(
                 model="tiny", prompt="x", max_tokens=300, temperature=0, stream=True, extra_body={"ignore_eos": True}

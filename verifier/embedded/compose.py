@@ -10,15 +10,18 @@ from pathlib import Path
 
 import structlog
 import torch
+from tokenizers import Tokenizer
 
 from cpukernels.choose import choose_kernels
 from verifier.embedded.config import VerifierConfig
 from verifier.embedded.engine import EmbeddedEngine
 from verifier.embedded.grammar import GrammarCompiler
+from verifier.embedded.grammar_queue import GrammarQueue
 from verifier.embedded.model import load_target
 from verifier.embedded.server import LoadedEngine, VerifierServer
 from verifier.embedded.weights import resolve_model_dir
 from wire.messages import VerifierInfo
+from wire.model_files import eos_ids
 from wire.tensor_ring import TensorRingWriter
 
 __all__ = ["load_engine", "run"]
@@ -51,9 +54,7 @@ def load_engine(config: VerifierConfig, ring_path: Path, progress: Callable[[str
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         prefix_cache_tokens=config.prefix_cache_tokens,
         clock=time.perf_counter,
-        grammars=GrammarCompiler(
-            (model_dir / "tokenizer.json").read_text(encoding="utf-8"), vocab_size=model.architecture.vocab_size
-        ),
+        grammars=_grammars(model_dir, model.architecture.vocab_size, config, progress),
     )
     architecture = model.architecture
     info = VerifierInfo(
@@ -68,6 +69,16 @@ def load_engine(config: VerifierConfig, ring_path: Path, progress: Callable[[str
         kernels=kernels.name,
     )
     return LoadedEngine(engine=engine, info=info)
+
+
+def _grammars(
+    model_dir: Path, vocab_size: int, config: VerifierConfig, progress: Callable[[str, float], None]
+) -> GrammarQueue:
+    progress("preparing grammars", 0.0)
+    tokenizer_json = (model_dir / "tokenizer.json").read_text(encoding="utf-8")
+    compiler = GrammarCompiler(tokenizer_json, vocab_size=vocab_size)
+    compiler.warm_up(sorted(eos_ids(model_dir, Tokenizer.from_str(tokenizer_json).token_to_id)))
+    return GrammarQueue(compiler, timeout_s=config.grammar_timeout_s, clock=time.perf_counter)
 
 
 def run(config: VerifierConfig, *, endpoint: str, ring_path: Path) -> None:

@@ -29,6 +29,7 @@ class VerifierConfig:
     prefill_chunk_tokens: int = setting(
         48, "prompt tokens computed in one pass, so that decoding streams never wait long"
     )
+    grammar_timeout_s: float = setting(2.0, "longest time to compile the grammar of one request; beyond it a 400")
     parent_pid: int = setting(0, "process to end with, for a launcher that may die first; 0 = whoever started it")
     prefix_cache_tokens: int = setting(65536, "positions kept of finished requests for reuse; 0 = no reuse")
 
@@ -49,5 +50,7 @@ class VerifierConfig:
         for key in ("context_len", "prefix_cache_tokens"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"verifier.{key}", "must be 0 or more")
+        if not 0.01 <= self.grammar_timeout_s <= 600:
+            raise ConfigError("verifier.grammar_timeout_s", "must be between 0.01 and 600")
         if len(self.aux_layer_ids) not in (0, 3):
             raise ConfigError("verifier.aux_layer_ids", "must name three layers, or none for the default")

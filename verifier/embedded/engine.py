@@ -17,7 +17,8 @@ import torch
 
 from cpukernels.ports import ragged_rows
 from verifier.embedded.errors import ItemRefused
-from verifier.embedded.grammar import GrammarCompiler
+from verifier.embedded.grammar import GrammarState
+from verifier.embedded.grammar_queue import GrammarSource, PendingGrammar
 from verifier.embedded.model import TargetModel
 from verifier.embedded.prefix_store import PrefixStore
 from verifier.embedded.sampling import TokenSampler, position_logprobs
@@ -80,7 +81,7 @@ class EmbeddedEngine:
         slot_rows: positions whose features fit one slot of the ring.
         max_requests, prefill_chunk_tokens, prefix_cache_tokens: see VerifierConfig.
         clock: monotonic seconds.
-        grammars: compiles the grammars of requests; None refuses them.
+        grammars: compiles the grammars of requests, beside this thread; None refuses them.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EmbeddedEngine:
         prefill_chunk_tokens: int,
         prefix_cache_tokens: int,
         clock: Callable[[], float],
-        grammars: GrammarCompiler | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         self._model = model
         self._grammars = grammars
@@ -105,6 +106,7 @@ class EmbeddedEngine:
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._waiting: list[_Job] = []
+        self._compiling: list[tuple[VerifyItem, PendingGrammar]] = []
         self._refused: list[VerifyFailed] = []
         self.counters = dict.fromkeys(
             ("num_forwards", "num_rows", "num_prefill_rows", "num_items", "num_cached_tokens", "num_failed"), 0
@@ -120,17 +122,27 @@ class EmbeddedEngine:
         """True if ``step`` has something to compute or to answer."""
         return bool(self._waiting or self._refused)
 
+    @property
+    def is_compiling(self) -> bool:
+        """True if items wait for their grammars: ``step`` looks whether one is there, so call it from time to time."""
+        return bool(self._compiling)
+
     def add(self, items: Iterable[VerifyItem]) -> None:
         """Queue items; one that can't be served is answered with VerifyFailed by the next step."""
         for item in items:
             try:
-                self._waiting.append(_Job(item=item, request=self._request_of(item)))
+                pending = self._begin_grammar(item)
+                if pending is not None:
+                    self._compiling.append((item, pending))
+                else:
+                    self._waiting.append(_Job(item=item, request=self._request_of(item)))
             except ItemRefused as refusal:
                 self._refuse(item, refusal)
 
     def close(self, request_id: str) -> None:
         """Forget a request, also when it is waiting; what was computed may serve as a prefix."""
         self._waiting = [job for job in self._waiting if job.item.request_id != request_id]
+        self._compiling = [(item, pending) for item, pending in self._compiling if item.request_id != request_id]
         request = self._requests.pop(request_id, None)
         if request is not None and request.sequence is not None:
             self._prefixes.put(request.sequence)
@@ -151,6 +163,7 @@ class EmbeddedEngine:
             Results of the items that are complete; prompts that need more passes stay queued.
         """
         begin = self._clock()
+        self._take_compiled()
         chosen = self._choose()
         refused, self._refused = tuple(self._refused), []
         if not chosen:
@@ -191,7 +204,28 @@ class EmbeddedEngine:
             )
         )
 
-    def _request_of(self, item: VerifyItem) -> _Request:
+    def _begin_grammar(self, item: VerifyItem) -> PendingGrammar | None:
+        """None if the item needs no grammar, or opens no request."""
+        if item.request_id in self._requests or item.sampling is None or item.sampling.grammar is None:
+            return None
+        if self._grammars is None:
+            raise ItemRefused("invalid_grammar", "grammars are not supported here")
+        return self._grammars.begin(item.sampling.grammar, item.sampling.eos_ids)
+
+    def _take_compiled(self) -> None:
+        """Queue the items whose grammars are there by now."""
+        compiling, self._compiling = self._compiling, []
+        for item, pending in compiling:
+            try:
+                grammar = pending.poll()
+                if grammar is None:
+                    self._compiling.append((item, pending))
+                else:
+                    self._waiting.append(_Job(item=item, request=self._request_of(item, grammar)))
+            except ItemRefused as refusal:
+                self._refuse(item, refusal)
+
+    def _request_of(self, item: VerifyItem, grammar: GrammarState | None = None) -> _Request:
         """Check an item, align its request's committed ids, and open the request on its first item."""
         vocab_size = self._model.architecture.vocab_size
         for token_id in (*item.token_ids, *item.draft_ids):
@@ -203,7 +237,7 @@ class EmbeddedEngine:
             raise ItemRefused("context_limit", f"{item.base_len} tokens are over the limit {self._model.context_len}")
         request = self._requests.get(item.request_id)
         if request is None:
-            request = self._open(item)
+            request = self._open(item, grammar)
         if item.start > len(request.ids):
             raise ItemRefused("unknown_request", f"ids {len(request.ids)}..{item.start - 1} were never sent")
         if any(job.request is request for job in self._waiting):
@@ -211,7 +245,7 @@ class EmbeddedEngine:
         request.ids[item.start :] = item.token_ids
         return request
 
-    def _open(self, item: VerifyItem) -> _Request:
+    def _open(self, item: VerifyItem, grammar: GrammarState | None) -> _Request:
         if item.sampling is None or item.prompt_len is None or item.start != 0:
             raise ItemRefused("unknown_request", "the verifier does not know this request")
         if len(self._requests) >= self._max_requests:
@@ -220,11 +254,6 @@ class EmbeddedEngine:
         named = (*(i for i, _ in item.sampling.logit_bias), *item.sampling.eos_ids)
         if any(not 0 <= token_id < vocab_size for token_id in named):
             raise ItemRefused("invalid_token", f"logit_bias names ids outside the vocabulary of {vocab_size}")
-        grammar = None
-        if item.sampling.grammar is not None:
-            if self._grammars is None:
-                raise ItemRefused("invalid_grammar", "grammars are not supported here")
-            grammar = self._grammars.compile(item.sampling.grammar, item.sampling.eos_ids)
         sampler = TokenSampler(item.sampling, vocab_size=vocab_size, prompt_len=item.prompt_len, grammar=grammar)
         request = _Request(request_id=item.request_id, sampler=sampler)
         self._requests[item.request_id] = request

@@ -8,6 +8,9 @@ target itself ends the output.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -34,7 +37,7 @@ _CACHED_GRAMMARS = 64
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer; equal ones are compiled once.
+    """Compiles grammars for one tokenizer; the last 64 are kept. ``compile`` may run in any thread.
 
     Args:
         tokenizer_json: content of the model's tokenizer.json.
@@ -45,7 +48,20 @@ class GrammarCompiler:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._tokenizer = lru_cache(maxsize=4)(self._build_tokenizer)
-        self._matcher = lru_cache(maxsize=_CACHED_GRAMMARS)(self._build_matcher)
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[tuple[Grammar, tuple[int, ...]], LLMatcher] = OrderedDict()
+
+    def warm_up(self, eos_ids: Sequence[int]) -> None:
+        """Build what all grammars with these end ids share: about a second in which Python stands still, so before
+        anybody is served."""
+        with contextlib.suppress(ItemRefused):
+            self.compile(Grammar(kind="regex", text="a"), eos_ids)
+
+    def known(self, grammar: Grammar, eos_ids: Sequence[int]) -> GrammarState | None:
+        """A state at the start of the output if this grammar was compiled lately, at once."""
+        eos = tuple(sorted(eos_ids))
+        matcher = self._kept((grammar, eos))
+        return None if matcher is None else self._state(matcher, eos)
 
     def compile(self, grammar: Grammar, eos_ids: Sequence[int]) -> GrammarState:
         """A state at the start of the output.
@@ -54,19 +70,45 @@ class GrammarCompiler:
             ItemRefused: "invalid_grammar": it does not compile, or is too complex.
         """
         eos = tuple(sorted(eos_ids))
-        if not eos:
-            raise ItemRefused("invalid_grammar", "a grammar needs an end-of-sequence id that may end the output")
-        matcher = self._matcher(grammar, eos).deep_copy()
-        return GrammarState(matcher, eos_ids=eos, vocab_size=self._vocab_size)
+        return self._state(self._matcher(grammar, eos), eos)
+
+    def _state(self, matcher: LLMatcher, eos_ids: tuple[int, ...]) -> GrammarState:
+        return GrammarState(matcher.deep_copy(), eos_ids=eos_ids, vocab_size=self._vocab_size)
+
+    def _kept(self, key: tuple[Grammar, tuple[int, ...]]) -> LLMatcher | None:
+        with self._lock:
+            matcher = self._matchers.get(key)
+            if matcher is not None:
+                self._matchers.move_to_end(key)
+            return matcher
+
+    def _matcher(self, grammar: Grammar, eos_ids: tuple[int, ...]) -> LLMatcher:
+        key = (grammar, eos_ids)
+        kept = self._kept(key)
+        if kept is not None:
+            return kept
+        matcher = self._build_matcher(grammar, eos_ids)
+        with self._lock:
+            self._matchers[key] = matcher
+            while len(self._matchers) > _CACHED_GRAMMARS:
+                self._matchers.popitem(last=False)
+        return matcher
 
     def _build_tokenizer(self, eos_ids: tuple[int, ...]) -> LLTokenizer:
         return LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=list(eos_ids))
 
     def _build_matcher(self, grammar: Grammar, eos_ids: tuple[int, ...]) -> LLMatcher:
+        if not eos_ids:
+            raise ItemRefused("invalid_grammar", "a grammar needs an end-of-sequence id that may end the output")
         try:
             matcher = LLMatcher(self._tokenizer(eos_ids), _source(grammar), log_level=0, limits=_limits())
         except (ValueError, RuntimeError) as error:  # also of a tokenizer that llguidance does not understand
             raise ItemRefused("invalid_grammar", _reason(str(error))) from None
+        if matcher.is_error():
+            raise ItemRefused("invalid_grammar", _reason(matcher.get_error()))
+        # The first mask builds most of the lexer; some grammars are too complex for it only here.
+        bits = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if matcher.is_error():
             raise ItemRefused("invalid_grammar", _reason(matcher.get_error()))
         return matcher
@@ -86,6 +128,11 @@ class GrammarState:
         self._bits = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
         self._vocab_size = vocab_size
         self._committed: list[int] = []
+
+    def fresh(self) -> GrammarState:
+        """A state of its own at the same place; only of one that was not used yet."""
+        assert not self._committed
+        return GrammarState(self._matcher.deep_copy(), eos_ids=tuple(self._eos_ids), vocab_size=self._vocab_size)
 
     def masks(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> list[Mask]:
         """Which ids may come at each position of a round.

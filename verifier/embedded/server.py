@@ -37,6 +37,7 @@ __all__ = ["EngineLoader", "LoadedEngine", "VerifierServer"]
 
 # Everything that can be waiting: more than this means the gateway does not bound itself.
 _INBOX_LIMIT = 8192
+_GRAMMAR_POLL_S = 0.002
 
 log = structlog.get_logger("verifier")
 
@@ -163,7 +164,8 @@ class VerifierServer:
     def _take(self, engine: EmbeddedEngine) -> bool:
         """Move everything that has arrived into the engine; waits only if it has nothing to do."""
         try:
-            entry = self._inbox.get(block=not engine.has_work)
+            # While only grammars are waited for, somebody has to look whether they are there.
+            entry = self._inbox.get(block=not engine.has_work, timeout=_GRAMMAR_POLL_S if engine.is_compiling else None)
             while entry is not None:
                 peer, message = entry
                 match message:

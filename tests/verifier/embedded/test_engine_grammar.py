@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -10,13 +12,29 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tests.verifier.embedded.test_engine import Client, prompt_of
 from tests.verifier.embedded.tiny_models import VOCAB, new_engine
 from verifier.embedded.engine import EmbeddedEngine
+from verifier.embedded.errors import ItemRefused
 from verifier.embedded.grammar import GrammarCompiler
+from verifier.embedded.grammar_queue import GrammarQueue
 from verifier.embedded.model import TargetModel
 from wire.messages import VerifyFailed
 from wire.sampling import Grammar, SamplingParams
 from wire.tensor_ring import TensorRingWriter
 
 EOS = VOCAB - 1
+
+
+class Here(Executor):
+    """Runs at once, in the caller's thread."""
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except ItemRefused as error:
+            future.set_exception(error)
+        return future
+
+
 PATTERN = "[0-9]{4,9}(-[0-9]{2}){2}"
 
 
@@ -28,7 +46,8 @@ def engine(llama: TargetModel, ring: TensorRingWriter) -> EmbeddedEngine:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
     engine = new_engine(llama, ring)
-    engine._grammars = GrammarCompiler(tokenizer.to_str(), vocab_size=VOCAB)
+    compiler = GrammarCompiler(tokenizer.to_str(), vocab_size=VOCAB)
+    engine._grammars = GrammarQueue(compiler, timeout_s=1.0, clock=float, executor=Here())
     return engine
 
 
@@ -74,3 +93,84 @@ def test_without_a_compiler_grammars_are_refused(llama: TargetModel, ring: Tenso
     reply = engine.step()
     assert reply is not None
     assert isinstance(reply.results[0], VerifyFailed)
+
+
+class Held(Executor):
+    """Keeps the work until it is told to do it."""
+
+    def __init__(self) -> None:
+        self.works: list[tuple[Future[Any], Any, Any]] = []
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.works.append((future, work, args))
+        return future
+
+    def run(self) -> None:
+        for future, work, args in self.works:
+            try:
+                future.set_result(work(*args))
+            except ItemRefused as error:
+                future.set_exception(error)
+        self.works.clear()
+
+
+@pytest.fixture
+def held(engine: EmbeddedEngine) -> Held:
+    """Grammars of ``engine`` take until the test says so."""
+    held = Held()
+    engine._grammars._executor = held
+    return held
+
+
+def test_others_go_on_while_a_grammar_is_compiled(engine: EmbeddedEngine, held: Held) -> None:
+    slow = Client("slow", prompt_of(1, 7), sampling(0.0))
+    twin = Client("twin", prompt_of(1, 7), sampling(0.0))
+    plain = Client("plain", prompt_of(1, 7), SamplingParams())
+    engine.add([slow.item(), twin.item(), plain.item()])
+    assert engine.is_compiling
+    reply = engine.step()
+    assert reply is not None
+    assert [result.request_id for result in reply.results] == ["plain"]
+    assert (engine.step(), engine.has_work) == (None, False)
+    assert len(held.works) == 1  # equal grammars are compiled once
+    held.run()
+    reply = engine.step()
+    assert reply is not None
+    assert [result.request_id for result in reply.results] == ["slow", "twin"]
+    assert not engine.is_compiling
+    engine.add([Client("known", prompt_of(1, 7), sampling(0.0)).item()])
+    assert (held.works, len(engine.step().results)) == ([], 1)
+
+
+def test_a_grammar_that_takes_too_long_is_refused_alone(engine: EmbeddedEngine, held: Held) -> None:
+    now_s = 0.0
+    engine._grammars._clock = lambda: now_s
+    engine.add([Client("slow", prompt_of(1, 7), sampling(0.0)).item()])
+    now_s = 100.0
+    assert engine.step() is None  # waiting in the queue is no fault
+    held.works[0][1].__self__._begin_s = now_s
+    now_s += 1.1
+    reply = engine.step()
+    assert reply is not None
+    (refused,) = reply.results
+    assert isinstance(refused, VerifyFailed)
+    assert refused.code == "invalid_grammar"
+    assert "longer than 1 s" in refused.message
+    assert not engine.is_compiling
+
+
+def test_a_client_that_left_is_not_waited_for(engine: EmbeddedEngine, held: Held) -> None:
+    engine.add([Client("gone", prompt_of(1, 7), sampling(0.0)).item()])
+    engine.close("gone")
+    assert not engine.is_compiling
+    held.run()
+    assert engine.step() is None
+
+
+def test_the_queue_of_grammars_is_bounded(engine: EmbeddedEngine, held: Held) -> None:
+    engine.add([Client(f"c{i}", prompt_of(1, 7), sampling(0.0, f"a{{{i + 1}}}")).item() for i in range(65)])
+    assert len(held.works) == 64
+    reply = engine.step()
+    assert reply is not None
+    assert [result.code for result in reply.results] == ["too_many_requests"]

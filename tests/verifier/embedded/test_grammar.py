@@ -181,3 +181,26 @@ def test_output_outside_the_grammar_is_an_error_not_a_crash(compiler: GrammarCom
     with pytest.raises(ItemRefused) as caught:
         state.masks(list(b"zzz"), [])
     assert caught.value.code == "grammar_failed"
+
+
+def test_a_grammar_too_complex_for_its_first_mask_is_refused_when_it_is_compiled() -> None:
+    # Long tokens make the lexer go far in one step, as a real vocabulary does.
+    dice = np.random.default_rng(1)
+    words = ["".join(dice.choice(list("abc"), 40)) for _ in range(400)]
+    tokenizer = json.loads(byte_tokenizer())
+    tokenizer["model"]["vocab"] |= {word: VOCAB + number for number, word in enumerate(words)}
+    compiler = GrammarCompiler(json.dumps(tokenizer), vocab_size=VOCAB + len(words))
+    hostile = Grammar(kind="lark", text="start: A\nA: /.*a.{20}/ & /.*b.{19}/ & /.*c.{18}/")
+    with pytest.raises(ItemRefused, match="too many expressions") as caught:
+        compiler.compile(hostile, [EOS])
+    assert caught.value.code == "invalid_grammar"
+
+
+def test_only_the_last_grammars_are_kept(compiler: GrammarCompiler) -> None:
+    grammars = [Grammar(kind="regex", text=f"a{{{number + 1}}}") for number in range(65)]
+    for grammar in grammars:
+        compiler.compile(grammar, [EOS])
+    assert compiler.known(grammars[0], [EOS]) is None
+    known = compiler.known(grammars[1], [EOS])
+    assert known is not None
+    assert np.flatnonzero(known.masks(list(b"aa"), [])[0]).tolist() == [EOS]
