@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from breakeven import __version__
-from breakeven.load_bar import LoadBar
 from breakeven.logs import setup_logging
-from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings
+from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings, profile_names
 from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
@@ -42,6 +41,7 @@ _SWITCHES = {
     "check_gateway": "Ask the gateway.",
     "check_verifier": "Ask the verifier.",
     "check_drafter": "Ask the drafter.",
+    "check_sglang": "Ask SGLang.",
 }
 
 
@@ -65,7 +65,7 @@ def _with_settings(
             flags = {name.replace("__", ".", 1): value for name, value in values.items()}
             command(load_settings(profile, flags))
 
-        parameters = [_parameter("profile", str, DEFAULT_PROFILE, "--profile", "Name in configs/, or a .toml file.")]
+        parameters = [_profile_parameter()]
         for section in sections:
             for field in dataclasses.fields(SECTIONS[section]):
                 flag = f"--{section}.{field.name.replace('_', '-')}"
@@ -83,6 +83,18 @@ def _with_settings(
     return decorate
 
 
+def _profile_parameter() -> inspect.Parameter:
+    option = typer.Option(
+        "--profile",
+        envvar="BREAKEVEN_PROFILE",
+        help="Name in configs/, or a .toml file.",
+        metavar="NAME",
+        autocompletion=profile_names,
+    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter("profile", kind, default=DEFAULT_PROFILE, annotation=Annotated[str, option])
+
+
 def _parameter(
     name: str, kind: Any, default: Any, flag: str, help_text: str, panel: str | None = None
 ) -> inspect.Parameter:
@@ -97,6 +109,7 @@ def serve(settings: Settings) -> None:
     # Lazy: everything below the edge is loaded only by the command that needs it.
     import uvloop
 
+    from breakeven.load_bar import LoadBar
     from gateway.compose import GatewaySettings
     from gateway.compose import serve as serve_gateway
 
@@ -121,7 +134,7 @@ def verifier(settings: Settings) -> None:
     """Run the embedded verifier process by itself."""
     from verifier.embedded.compose import run
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     config = settings.section("verifier", VerifierConfig)
     die_with_parent(config.parent_pid or os.getppid())
     for key in ("endpoint", "ring_path"):
@@ -137,7 +150,7 @@ def drafter(settings: Settings) -> None:
     from drafter.compose import run
     from verifier.embedded.weights import BUNDLED_MODELS, resolve_model_dir
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     config = settings.section("drafter", DrafterConfig)
     target = config.target_model_dir
     if target is not None and str(target) in BUNDLED_MODELS:
@@ -153,7 +166,7 @@ def launch(settings: Settings) -> None:
     """Start SGLang as a profile says, watch it load, explain a crash."""
     from verifier.sglang.launch import launch as launch_sglang
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     launch_sglang(settings.section("sglang", SGLangConfig))
 
 
@@ -174,10 +187,13 @@ def doctor(settings: Settings) -> None:
 
 
 @app.command()
-@_with_settings("gateway", "verifier", "drafter", switches=("check_gateway", "check_verifier", "check_drafter"))
+@_with_settings(
+    *("gateway", "verifier", "drafter", "sglang"),
+    switches=("check_gateway", "check_verifier", "check_drafter", "check_sglang"),
+)
 def health(settings: Settings) -> None:
     """Exit with 0 if the named process is ready, with 1 if not; for container healthchecks."""
-    from breakeven.health import gateway_is_ready, peer_phase
+    from breakeven.health import gateway_is_ready, peer_phase, sglang_is_healthy
 
     endpoints = {
         "check_verifier": settings.section("verifier", VerifierConfig).endpoint,
@@ -188,6 +204,10 @@ def health(settings: Settings) -> None:
         gateway = settings.section("gateway", GatewayConfig)
         is_ready = gateway_is_ready(gateway.host, gateway.port, timeout_s=_HEALTH_TIMEOUT_S)
         typer.echo(f"gateway: {'ready' if is_ready else 'not ready'}")
+    if settings.switch("check_sglang"):
+        is_healthy = sglang_is_healthy(settings.section("sglang", SGLangConfig).url, timeout_s=_HEALTH_TIMEOUT_S)
+        typer.echo(f"sglang: {'healthy' if is_healthy else 'not healthy'}")
+        is_ready = is_ready and is_healthy
     for switch, endpoint in endpoints.items():
         if settings.switch(switch):
             answered, phase = asyncio.run(peer_phase(endpoint, timeout_s=_HEALTH_TIMEOUT_S))
