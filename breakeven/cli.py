@@ -15,6 +15,7 @@ import typer
 
 from breakeven import __version__
 from breakeven.logs import setup_logging
+from breakeven.manual import ManualApp
 from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings, profile_names
 from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
@@ -26,12 +27,14 @@ from wire.settings import ConfigError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = ManualApp(
     name="breakeven",
     help="A speculative decoding gateway that speculates only while speculation measurably pays.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+config_app = ManualApp(help="About settings and profiles.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 
 
 _HEALTH_TIMEOUT_S = 3.0
@@ -48,7 +51,7 @@ _SWITCHES = {
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
+        app(prog_name="breakeven")
     except ConfigError as error:
         typer.echo(f"breakeven: {error}", err=True)
         sys.exit(2)
@@ -228,6 +231,56 @@ def torture(
     from breakeven.torture import torture as run_torture
 
     sys.exit(run_torture(url, model=model, api_key=api_key, only=only, timeout_s=timeout_s))
+
+
+@app.command(name="bench")
+def bench_server(
+    url: Annotated[str, typer.Argument(help="Base of any OpenAI-compatible server, with or without /v1.")],
+    model: Annotated[str, typer.Option(help="Model to ask for; the first one listed if left out.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Streams at a time; several with commas: 1,4,16.")] = "1",
+    requests: Annotated[int, typer.Option(min=1, help="Answers of each setting in one repeat.")] = 16,
+    warm_up: Annotated[int, typer.Option(min=0, help="Answers before each setting that are not measured.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all settings are run in turn.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Send ignore_eos: all answers equally long.")
+    ] = False,
+    speculation: Annotated[str, typer.Option(help="Send speculation.mode, ours alone; to compare: off,auto.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="File with one prompt a line; 8 built-in ones if left out.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key to send.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest time for one answer.")] = 600.0,
+    json_only: Annotated[bool, typer.Option("--json", help="Print only the JSON line to stdout.")] = False,
+) -> None:
+    """Measure a server: TTFT, TPOT, gaps between events, delivered tokens a second; acceptance if it is breakeven."""
+    from breakeven.bench import BenchPlan, bench, read_prompts
+
+    try:
+        plan = BenchPlan(
+            model=model,
+            prompts=read_prompts(prompts),
+            concurrencies=tuple(max(1, int(part)) for part in concurrency.split(",")),
+            modes=tuple(part.strip() for part in speculation.split(",")),
+            num_requests=requests,
+            num_warm_up=warm_up,
+            repeats=repeats,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            ignores_eos=ignore_eos,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    sys.exit(bench(url, plan, api_key=api_key, timeout_s=timeout_s, json_only=json_only))
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON schema of a profile."""
+    from breakeven.config_schema import render_schema
+
+    typer.echo(render_schema(), nl=False)
 
 
 @app.command()

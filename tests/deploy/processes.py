@@ -29,7 +29,7 @@ Health = Literal["starting", "healthy", "unhealthy"]
 
 @dataclass(slots=True, kw_only=True)
 class HealthState:
-    """The engine's rule: failures count only after start_period, or once it was healthy; retries in a row are too many."""
+    """Failures count after start_period, or once it was healthy; ``retries`` in a row are too many."""
 
     check: Healthcheck
     health: Health = "starting"
@@ -145,7 +145,9 @@ class Processes:
         check = running.state.check
         try:
             command = self.mapped(running.service, check.test)
-            done = subprocess.run(command, env=running.environ, cwd=self.root, capture_output=True, timeout=check.timeout_s)
+            done = subprocess.run(
+                command, env=running.environ, cwd=self.root, capture_output=True, timeout=check.timeout_s
+            )
             is_ok = done.returncode == 0
         except subprocess.TimeoutExpired:
             is_ok = False

@@ -203,8 +203,7 @@ async def test_a_stream_between_two_passes_is_ended_at_its_next_one() -> None:
         draining = asyncio.create_task(engine.drain())
         await asyncio.sleep(0.05)
         with pytest.raises(Draining):
-            while True:
-                await anext(outputs)
+            [output async for output in outputs]
         engine.release(1)
         await draining
 
