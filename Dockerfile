@@ -14,9 +14,8 @@ COPY . /src
 # pip stays behind, for nothing is installed into a running container, and so do torch's headers, tests and test programs.
 RUN /opt/breakeven/bin/pip install --no-deps --no-build-isolation /src \
  && /opt/breakeven/bin/pip uninstall --yes pip \
- && cd /opt/breakeven/lib/python3.11/site-packages/torch \
- && rm -rf include test \
- && find bin -type f ! -name torch_shm_manager -delete
+ && rm -rf /opt/breakeven/lib/python3.11/site-packages/torch/include /opt/breakeven/lib/python3.11/site-packages/torch/test \
+ && find /opt/breakeven/lib/python3.11/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
 
 FROM python:3.11.14-slim-bookworm
 LABEL org.opencontainers.image.title="breakeven" org.opencontainers.image.licenses="Apache-2.0"
