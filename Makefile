@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One thread per process: with verifier and drafter on two cores, two-thread BLAS spins at barriers.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install install-dev run test check fast bench lock dist clean
+.PHONY: help install install-dev run test check fast bench lock reference docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,9 +58,22 @@ lock: install-dev ## Recompile the lock files
 	$(PIP) install pip-tools
 	$(BIN)/python -m tools.lock
 
+reference: install-dev ## Rewrite the pages and the schema that are generated from code
+	$(BIN)/python -m tools.configuration_docs
+	$(BIN)/python -m tools.cli_docs
+	$(BIN)/python -m tools.metrics_docs
+
+docs: $(VENV)-docs/.installed ## The documentation as a static site in build/docs
+	$(VENV)-docs/bin/mkdocs build
+
+$(VENV)-docs/.installed: requirements-docs.txt
+	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip --disable-pip-version-check install -r requirements-docs.txt
+	touch $@
+
 dist: install-dev ## Wheel and sdist in dist/
 	$(PIP) install build
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

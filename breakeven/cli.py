@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from breakeven import __version__
-from breakeven.load_bar import LoadBar
 from breakeven.logs import setup_logging
-from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings
+from breakeven.manual import ManualApp
+from breakeven.settings import DEFAULT_PROFILE, SECTIONS, Settings, load_settings, profile_names
 from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
@@ -27,12 +27,14 @@ from wire.settings import ConfigError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = ManualApp(
     name="breakeven",
     help="A speculative decoding gateway that speculates only while speculation measurably pays.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+config_app = ManualApp(help="About settings and profiles.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 
 
 _HEALTH_TIMEOUT_S = 3.0
@@ -42,13 +44,14 @@ _SWITCHES = {
     "check_gateway": "Ask the gateway.",
     "check_verifier": "Ask the verifier.",
     "check_drafter": "Ask the drafter.",
+    "check_sglang": "Ask SGLang.",
 }
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
+        app(prog_name="breakeven")
     except ConfigError as error:
         typer.echo(f"breakeven: {error}", err=True)
         sys.exit(2)
@@ -65,7 +68,7 @@ def _with_settings(
             flags = {name.replace("__", ".", 1): value for name, value in values.items()}
             command(load_settings(profile, flags))
 
-        parameters = [_parameter("profile", str, DEFAULT_PROFILE, "--profile", "Name in configs/, or a .toml file.")]
+        parameters = [_profile_parameter()]
         for section in sections:
             for field in dataclasses.fields(SECTIONS[section]):
                 flag = f"--{section}.{field.name.replace('_', '-')}"
@@ -83,6 +86,18 @@ def _with_settings(
     return decorate
 
 
+def _profile_parameter() -> inspect.Parameter:
+    option = typer.Option(
+        "--profile",
+        envvar="BREAKEVEN_PROFILE",
+        help="Name in configs/, or a .toml file.",
+        metavar="NAME",
+        autocompletion=profile_names,
+    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter("profile", kind, default=DEFAULT_PROFILE, annotation=Annotated[str, option])
+
+
 def _parameter(
     name: str, kind: Any, default: Any, flag: str, help_text: str, panel: str | None = None
 ) -> inspect.Parameter:
@@ -97,6 +112,7 @@ def serve(settings: Settings) -> None:
     # Lazy: everything below the edge is loaded only by the command that needs it.
     import uvloop
 
+    from breakeven.load_bar import LoadBar
     from gateway.compose import GatewaySettings
     from gateway.compose import serve as serve_gateway
 
@@ -121,7 +137,7 @@ def verifier(settings: Settings) -> None:
     """Run the embedded verifier process by itself."""
     from verifier.embedded.compose import run
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     config = settings.section("verifier", VerifierConfig)
     die_with_parent(config.parent_pid or os.getppid())
     for key in ("endpoint", "ring_path"):
@@ -137,7 +153,7 @@ def drafter(settings: Settings) -> None:
     from drafter.compose import run
     from verifier.embedded.weights import BUNDLED_MODELS, resolve_model_dir
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     config = settings.section("drafter", DrafterConfig)
     target = config.target_model_dir
     if target is not None and str(target) in BUNDLED_MODELS:
@@ -153,7 +169,7 @@ def launch(settings: Settings) -> None:
     """Start SGLang as a profile says, watch it load, explain a crash."""
     from verifier.sglang.launch import launch as launch_sglang
 
-    setup_logging("console")
+    setup_logging(settings.section("engine", EngineConfig).log_format)
     launch_sglang(settings.section("sglang", SGLangConfig))
 
 
@@ -174,10 +190,13 @@ def doctor(settings: Settings) -> None:
 
 
 @app.command()
-@_with_settings("gateway", "verifier", "drafter", switches=("check_gateway", "check_verifier", "check_drafter"))
+@_with_settings(
+    *("gateway", "verifier", "drafter", "sglang"),
+    switches=("check_gateway", "check_verifier", "check_drafter", "check_sglang"),
+)
 def health(settings: Settings) -> None:
     """Exit with 0 if the named process is ready, with 1 if not; for container healthchecks."""
-    from breakeven.health import gateway_is_ready, peer_phase
+    from breakeven.health import gateway_is_ready, peer_phase, sglang_is_healthy
 
     endpoints = {
         "check_verifier": settings.section("verifier", VerifierConfig).endpoint,
@@ -188,6 +207,10 @@ def health(settings: Settings) -> None:
         gateway = settings.section("gateway", GatewayConfig)
         is_ready = gateway_is_ready(gateway.host, gateway.port, timeout_s=_HEALTH_TIMEOUT_S)
         typer.echo(f"gateway: {'ready' if is_ready else 'not ready'}")
+    if settings.switch("check_sglang"):
+        is_healthy = sglang_is_healthy(settings.section("sglang", SGLangConfig).url, timeout_s=_HEALTH_TIMEOUT_S)
+        typer.echo(f"sglang: {'healthy' if is_healthy else 'not healthy'}")
+        is_ready = is_ready and is_healthy
     for switch, endpoint in endpoints.items():
         if settings.switch(switch):
             answered, phase = asyncio.run(peer_phase(endpoint, timeout_s=_HEALTH_TIMEOUT_S))
@@ -208,6 +231,56 @@ def torture(
     from breakeven.torture import torture as run_torture
 
     sys.exit(run_torture(url, model=model, api_key=api_key, only=only, timeout_s=timeout_s))
+
+
+@app.command(name="bench")
+def bench_server(
+    url: Annotated[str, typer.Argument(help="Base of any OpenAI-compatible server, with or without /v1.")],
+    model: Annotated[str, typer.Option(help="Model to ask for; the first one listed if left out.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Streams at a time; several with commas: 1,4,16.")] = "1",
+    requests: Annotated[int, typer.Option(min=1, help="Answers of each setting in one repeat.")] = 16,
+    warm_up: Annotated[int, typer.Option(min=0, help="Answers before each setting that are not measured.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all settings are run in turn.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Send ignore_eos: all answers equally long.")
+    ] = False,
+    speculation: Annotated[str, typer.Option(help="Send speculation.mode, ours alone; to compare: off,auto.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="File with one prompt a line; 8 built-in ones if left out.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key to send.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest time for one answer.")] = 600.0,
+    json_only: Annotated[bool, typer.Option("--json", help="Print only the JSON line to stdout.")] = False,
+) -> None:
+    """Measure a server: TTFT, TPOT, gaps between events, delivered tokens a second; acceptance if it is breakeven."""
+    from breakeven.bench import BenchPlan, bench, read_prompts
+
+    try:
+        plan = BenchPlan(
+            model=model,
+            prompts=read_prompts(prompts),
+            concurrencies=tuple(max(1, int(part)) for part in concurrency.split(",")),
+            modes=tuple(part.strip() for part in speculation.split(",")),
+            num_requests=requests,
+            num_warm_up=warm_up,
+            repeats=repeats,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            ignores_eos=ignore_eos,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    sys.exit(bench(url, plan, api_key=api_key, timeout_s=timeout_s, json_only=json_only))
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON schema of a profile."""
+    from breakeven.config_schema import render_schema
+
+    typer.echo(render_schema(), nl=False)
 
 
 @app.command()

@@ -10,14 +10,23 @@ from wire.errors import WireError
 from wire.link import ClientLink
 from wire.messages import Status, StatusRequest
 
-__all__ = ["gateway_is_ready", "peer_phase"]
+__all__ = ["gateway_is_ready", "peer_phase", "sglang_is_healthy"]
 
 
 def gateway_is_ready(host: str, port: int, *, timeout_s: float) -> bool:
     """True if /ready answers 200."""
     address = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104 - the wildcard is not an address to ask
+    return _answers(f"http://{address}:{port}/ready", timeout_s)
+
+
+def sglang_is_healthy(url: str, *, timeout_s: float) -> bool:
+    """True if SGLang's /health answers 200: its model is loaded."""
+    return _answers(f"{url.rstrip('/')}/health", timeout_s)
+
+
+def _answers(url: str, timeout_s: float) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{address}:{port}/ready", timeout=timeout_s) as response:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - from our own settings
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -16,7 +16,7 @@ from verifier.embedded.config import VerifierConfig
 from verifier.sglang.config import SGLangConfig
 from wire.settings import ConfigError, build_section, load_profile
 
-__all__ = ["DEFAULT_PROFILE", "SECTIONS", "Settings", "bundled_head", "find_profile", "load_settings"]
+__all__ = ["DEFAULT_PROFILE", "SECTIONS", "Settings", "bundled_head", "find_profile", "load_settings", "profile_names"]
 
 DEFAULT_PROFILE = "cpu-tiny"
 
@@ -85,9 +85,13 @@ def find_profile(name: str) -> Path:
         return path
     bundled = Path(str(resources.files("configs"))) / f"{name}.toml"
     if not bundled.is_file():
-        known = sorted(p.stem for p in bundled.parent.glob("*.toml"))
-        raise ConfigError("profile", f"{name!r} is not one of {', '.join(known)} and not a .toml file")
+        raise ConfigError("profile", f"{name!r} is not one of {', '.join(profile_names())} and not a .toml file")
     return bundled
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that ship, sorted."""
+    return sorted(path.stem for path in Path(str(resources.files("configs"))).glob("*.toml"))
 
 
 def load_settings(profile: str, flags: Mapping[str, Any]) -> Settings:

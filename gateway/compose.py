@@ -42,7 +42,7 @@ from verifier.embedded.config import VerifierConfig
 from verifier.sglang.client import SGLangVerifierClient
 from verifier.sglang.config import SGLangConfig
 from wire.messages import DrafterInfo, Status, VerifierInfo
-from wire.settings import section_environ
+from wire.settings import env_name, section_environ
 
 __all__ = ["GatewaySettings", "serve"]
 
@@ -212,7 +212,7 @@ class _Gateway:
 
     def _verifier_command(self) -> tuple[Sequence[str], dict[str, str]]:
         config = replace(self._settings.verifier, parent_pid=os.getpid())
-        environ = {**os.environ, **section_environ("verifier", config)}
+        environ = {**os.environ, **self._log_environ(), **section_environ("verifier", config)}
         return [sys.executable, "-m", "breakeven", "verifier"], environ
 
     def _drafter_command(self) -> tuple[Sequence[str], dict[str, str]]:
@@ -220,8 +220,11 @@ class _Gateway:
         config = replace(self._settings.drafter, parent_pid=os.getpid())
         if config.target_model_dir is None:
             config = replace(config, target_model_dir=Path(self._target.model_dir))
-        environ = {**os.environ, **section_environ("drafter", config)}
+        environ = {**os.environ, **self._log_environ(), **section_environ("drafter", config)}
         return [sys.executable, "-m", "breakeven", "drafter"], environ
+
+    def _log_environ(self) -> dict[str, str]:
+        return {env_name("engine", "log_format"): self._settings.engine.log_format}
 
     def _verifier_up(self, status: Status) -> None:
         assert status.verifier is not None

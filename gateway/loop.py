@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -17,6 +16,9 @@ from gateway.stats import PeerStats, StatsSnapshot
 from wire.messages import VerifierInfo
 
 __all__ = ["GatewayEngine", "PeerView"]
+
+# How long the edge may take to send the error of a generation that outlived the drain.
+_FAREWELL_S = 2.0
 
 
 class PeerView(Protocol):
@@ -68,6 +70,8 @@ class GatewayEngine:
         self._slots = asyncio.Semaphore(config.max_running)
         self._info: VerifierInfo | None = None
         self._is_draining = False
+        self._is_over = False
+        self._runs: set[RequestRun] = set()
 
     # ------------------------------------------------------------ for the composition root
 
@@ -76,11 +80,20 @@ class GatewayEngine:
         self._info = info or self._info
 
     async def drain(self) -> None:
-        """Take no new requests and wait for the running ones, as long as the config allows."""
+        """Take no new requests, wait for the running ones as long as the config allows, end the rest with an error.
+
+        A stream that is merely cut off looks complete to a careless client; the error event says that it is not.
+        """
         self._is_draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout_s):
-                await self._is_idle.wait()
+        for limit_s in (self._config.drain_timeout_s, _FAREWELL_S):
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._is_idle.wait()
+                return
+            except TimeoutError:
+                self._is_over = True
+                for run in self._runs:
+                    run.end_early(_shut_down())
 
     # ------------------------------------------------------------ ports.Engine
 
@@ -152,15 +165,25 @@ class GatewayEngine:
             raise TargetTimeout("the request waited too long for its turn", code="queue_timeout") from None
         finally:
             self._parts.recorder.num_waiting -= 1
+        if self._is_over:
+            self._slots.release()
+            self._parts.recorder.failed["draining"] += 1
+            raise _shut_down()
         self._parts.recorder.num_running += 1
         context_len = self._info.context_len if self._info else len(request.prompt_ids) + request.max_new_tokens
         run = RequestRun(
             self._parts, request, context_len=context_len, arrived_s=arrived_s, deadline_s=arrived_s + limit_s
         )
+        self._runs.add(run)
         try:
             async for output in run.outputs():
                 yield output
         finally:
+            self._runs.remove(run)
             run.close()
             self._parts.recorder.num_running -= 1
             self._slots.release()
+
+
+def _shut_down() -> Draining:
+    return Draining("the server shut down before the answer was complete", retry_after_s=5.0)

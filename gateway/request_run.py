@@ -149,6 +149,8 @@ class RequestRun:
         self._is_draft_lost = False
         self._shadow: asyncio.Task[None] | None = None
         self._end = "client_closed"
+        self._early_end: GatewayError | None = None
+        self._timeout: asyncio.Timeout | None = None
 
     async def outputs(self) -> AsyncIterator[Output]:
         """Everything the request produces; raises its typed error."""
@@ -173,6 +175,12 @@ class RequestRun:
             self._end = error.code
             self._parts.recorder.failed[error.code] += 1
             raise
+
+    def end_early(self, error: GatewayError) -> None:
+        """Make ``outputs`` raise ``error`` now, or at its next verify, instead of going on."""
+        self._early_end = error
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """The request is over, however it ended: release what the other processes hold and write its log line."""
@@ -227,11 +235,15 @@ class RequestRun:
         return TargetsReceived(result=outcome.result)
 
     async def _within_deadline(self, wait: object) -> VerifyOutcome:
+        left_s = 0.0 if self._early_end is not None else max(0.0, self._deadline_s - self._clock())
         try:
-            async with asyncio.timeout(max(0.0, self._deadline_s - self._clock())):
+            async with asyncio.timeout(left_s) as self._timeout:
                 return await wait  # type: ignore[misc, no-any-return]
         except TimeoutError:
-            raise TargetTimeout("the request did not finish within its time limit", code="deadline_exceeded") from None
+            late = TargetTimeout("the request did not finish within its time limit", code="deadline_exceeded")
+            raise self._early_end or late from None
+        finally:
+            self._timeout = None
 
     def _prompt_done(self, outcome: VerifyOutcome) -> None:
         self._tally.cached_tokens = outcome.result.cached_len

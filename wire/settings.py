@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["ConfigError", "build_section", "env_name", "load_profile", "section_environ", "setting"]
+__all__ = ["SCHEMA_VERSION", "ConfigError", "build_section", "env_name", "load_profile", "section_environ", "setting"]
 
 Section = TypeVar("Section")
+
+# What a profile's schema_version counts: raised when a setting is renamed, removed or comes to mean something else.
+SCHEMA_VERSION = 1
 
 
 class ConfigError(Exception):
@@ -41,10 +44,10 @@ def setting(default: Any, help_text: str) -> Any:
 
 
 def load_profile(path: Path) -> dict[str, dict[str, Any]]:
-    """Tables of a TOML profile.
+    """Tables of a TOML profile. A profile without ``schema_version`` is taken for one of the present version.
 
     Raises:
-        ConfigError: not readable, not TOML, or a top-level key that is no table.
+        ConfigError: not readable, not TOML, of another schema version, or a top-level key that is no table.
     """
     try:
         data = tomllib.loads(path.read_text())
@@ -52,10 +55,20 @@ def load_profile(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(str(path), f"can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"is not TOML: {error}") from None
+    _check_version(data.pop("schema_version", SCHEMA_VERSION))
     for key, value in data.items():
         if not isinstance(value, dict):
             raise ConfigError(key, "must stand in a [section]")
     return data
+
+
+def _check_version(version: object) -> None:
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise ConfigError("schema_version", f"must be {SCHEMA_VERSION}, not {version!r}")
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            "schema_version", f"{version} is newer than this breakeven, which knows {SCHEMA_VERSION}: update breakeven"
+        )
 
 
 def env_name(section: str, key: str) -> str:

@@ -180,11 +180,45 @@ async def test_draining_takes_nothing_new_and_waits_for_the_rest() -> None:
         await draining
 
 
-async def test_draining_gives_up_at_its_limit() -> None:
+async def test_draining_gives_up_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.loop._FAREWELL_S", 0.01)
     async with Rig() as rig:
         engine = new_engine(rig, drain_timeout_s=0.01)
         engine.admit(1)
         await engine.drain()
+
+
+async def test_what_outlives_the_drain_ends_with_an_error_also_in_the_middle_of_a_pass_and_in_the_queue() -> None:
+    async with Rig() as rig:
+        engine = new_engine(rig, drain_timeout_s=0.01, max_running=1)
+        tasks = []
+        rig.verifier.gate = asyncio.Event()
+        for name in ("running", "waiting"):
+            engine.admit(1)
+            tasks.append(asyncio.create_task(ids_of(engine, request(name))))
+            tasks[-1].add_done_callback(lambda _: engine.release(1))
+        await settle()
+        await engine.drain()
+        for task in tasks:
+            with pytest.raises(Draining, match="before the answer was complete"):
+                await task
+        assert rig.verifier.closed == ["running"]
+        assert (engine.stats().requests.running, engine.stats().requests.waiting) == (0, 0)
+        assert engine.stats().requests.failed == {"draining": 2}
+
+
+async def test_a_stream_between_two_passes_is_ended_at_its_next_one() -> None:
+    async with Rig() as rig:
+        engine = new_engine(rig, drain_timeout_s=0.01)
+        engine.admit(1)
+        outputs = engine.generate(request("slow reader", max_new_tokens=20))
+        await anext(outputs)
+        draining = asyncio.create_task(engine.drain())
+        await asyncio.sleep(0.05)
+        with pytest.raises(Draining):
+            [output async for output in outputs]
+        engine.release(1)
+        await draining
 
 
 async def test_an_idle_engine_drains_at_once() -> None:

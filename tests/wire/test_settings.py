@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.settings import ConfigError, build_section, env_name, load_profile, section_environ, setting
+from wire.settings import SCHEMA_VERSION, ConfigError, build_section, env_name, load_profile, section_environ, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,3 +253,21 @@ def test_every_profile_in_configs_loads(monkeypatch: pytest.MonkeyPatch) -> None
         settings = load_settings(str(path), {})
         for section, cls in SECTIONS.items():
             assert isinstance(settings.section(section, cls), cls)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("2", "newer than this breakeven"), ("0", "must be 1"), ('"1"', "must be 1"), ("true", "must be 1")],
+)
+def test_a_profile_of_another_schema_version_is_refused(tmp_path: Path, version: str, message: str) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(f"schema_version = {version}\n[toy]\nsize = 4\n")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_profile(path)
+    assert caught.value.key_path == "schema_version"
+
+
+def test_the_present_schema_version_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(f"schema_version = {SCHEMA_VERSION}\n[toy]\nsize = 4\n")
+    assert load_profile(path) == {"toy": {"size": 4}}
