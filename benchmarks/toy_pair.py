@@ -13,13 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 __all__ = ["write_head", "write_target"]
 
-HIDDEN, LAYERS = 64, 7
+HIDDEN = 64
 AUX = (2, 3, 4)
 SPECIAL = ("<s>", "</s>")
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
-def write_target(model_dir: Path, *, max_positions: int = 512) -> Path:
+def write_target(
+    model_dir: Path, *, max_positions: int = 512, num_layers: int = 7, num_heads: int = 4, num_kv_heads: int = 2
+) -> Path:
     """A random llama over single bytes. Its logits are flat, so sampled drafts with shared noise are often right."""
     model_dir.mkdir(parents=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -37,9 +39,10 @@ def write_target(model_dir: Path, *, max_positions: int = 512) -> Path:
         vocab_size=len(vocab),
         hidden_size=HIDDEN,
         intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=16,
         max_position_embeddings=max_positions,
         bos_token_id=0,
         eos_token_id=1,
@@ -53,8 +56,11 @@ def write_target(model_dir: Path, *, max_positions: int = 512) -> Path:
     return model_dir
 
 
-def write_head(head_dir: Path, target_dir: Path) -> Path:
-    """A random head in the flat layout of SpecForge; the embedding and the positions are the target's."""
+def write_head(head_dir: Path, target_dir: Path, *, aux: tuple[int, ...] = AUX) -> Path:
+    """A random head in the flat layout of SpecForge; the embedding and the positions are the target's.
+
+    aux: the layers whose inputs it reads.
+    """
     head_dir.mkdir(parents=True)
     target = json.loads((target_dir / "config.json").read_text())
     vocab = target["vocab_size"]
@@ -97,7 +103,7 @@ def write_head(head_dir: Path, target_dir: Path) -> Path:
         "draft_vocab_size": draft_vocab,
         "max_position_embeddings": target["max_position_embeddings"],
         # In eagle_config an id names a layer's output, hence one less than the inputs we want.
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in AUX], "use_aux_hidden_state": True},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in aux], "use_aux_hidden_state": True},
     }
     (head_dir / "config.json").write_text(json.dumps(config))
     return head_dir
