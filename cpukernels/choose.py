@@ -15,7 +15,9 @@ __all__ = ["KernelChoice", "choose_kernels"]
 KernelChoice = Literal["auto", "native", "torch"]
 
 
-def choose_kernels(choice: KernelChoice, *, cache_dir: Path, warn: Callable[[str], None]) -> Kernels:
+def choose_kernels(
+    choice: KernelChoice, *, cache_dir: Path, warn: Callable[[str], None], is_compact: bool = True
+) -> Kernels:
     """The kernels for ``choice``; "auto" takes the native ones and says so through ``warn`` where it can't.
 
     Raises:
@@ -24,7 +26,7 @@ def choose_kernels(choice: KernelChoice, *, cache_dir: Path, warn: Callable[[str
     if choice == "torch":
         return TorchKernels()
     try:
-        return NativeKernels(build_library(cache_dir))
+        return NativeKernels(build_library(cache_dir), is_compact=is_compact)
     except (KernelBuildError, OSError) as error:
         if choice == "native":
             raise

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from cpukernels.ports import AttentionShape, PackedWeight, RaggedRows
+from cpukernels.ports import AttentionShape, PackedWeight, RaggedRows, WeightForm
 
 __all__ = ["KernelBuildError", "NativeKernels", "build_library"]
 
@@ -24,6 +24,12 @@ _SOURCE = Path(__file__).with_name("rowwise.c")
 _COMPILERS = ("cc", "gcc", "clang")
 # No -ffast-math: the order of additions is part of the contract. Contraction to FMA is the same in every tile.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-std=gnu11")
+_GROUP = 32  # GROUP in rowwise.c
+_LINEAR: dict[WeightForm, str] = {
+    "full": "bk_linear",
+    "half": "bk_linear_half",
+    "grouped": "bk_linear_grouped",
+}
 
 
 class KernelBuildError(RuntimeError):
@@ -71,18 +77,23 @@ def _run(command: list[str]) -> str:
 
 
 class NativeKernels:
-    """The C kernels. Row-invariant; one thread."""
+    """The C kernels. Row-invariant; one thread.
+
+    Args:
+        is_compact: keep weights in fewer bytes where that loses nothing (the forms in rowwise.c). A pass reads less and
+            returns the same bits.
+    """
 
     name = "native"
     is_row_invariant = True
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, *, is_compact: bool = True) -> None:
         lib = ctypes.CDLL(str(library))
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         lib.bk_panel_columns.restype = ctypes.c_int
         signatures = {
             "bk_pack": [pointer, pointer, size, size],
-            "bk_linear": [pointer, pointer, pointer, size, size, size, ctypes.c_int],
+            **{name: [pointer] * 3 + [size] * 3 + [ctypes.c_int] for name in _LINEAR.values()},
             "bk_rms_norm": [pointer, size, pointer, pointer, size, size, size, ctypes.c_float],
             "bk_silu_mul": [pointer, pointer, size, size],
             "bk_rope_append": [pointer] * 8 + [size] * 4,
@@ -92,18 +103,35 @@ class NativeKernels:
             function = getattr(lib, name)
             function.argtypes = argtypes
             function.restype = None
+        for name in ("bk_pack_half", "bk_pack_grouped"):
+            packer = getattr(lib, name)
+            packer.argtypes = [pointer, pointer, size, size]
+            packer.restype = ctypes.c_int
+        lib.bk_grouped_bytes.restype = ctypes.c_size_t
+        lib.bk_grouped_bytes.argtypes = [size, size]
         self._lib = lib
+        self._is_compact = is_compact
+        self._linears = {form: getattr(lib, name) for form, name in _LINEAR.items()}
+        self._has_fast_codes = bool(lib.bk_has_fast_codes())
         self._panel = int(lib.bk_panel_columns())
         self._scores = torch.empty(0)
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:  # [N, K]
-        """Panels of bk_panel_columns() output columns, zero padded."""
+        """Panels of bk_panel_columns() output columns, zero padded; compact: in the smallest form that is exact."""
         weight = weight.detach().to(torch.float32).contiguous()
         num_rows, num_columns = weight.shape
-        panels = -(-num_rows // self._panel)
-        packed = torch.empty(panels * self._panel * num_columns)
-        self._lib.bk_pack(weight.data_ptr(), packed.data_ptr(), num_rows, num_columns)
-        return PackedWeight(data=packed, num_rows=num_rows, num_columns=num_columns)
+        padded = -(-num_rows // self._panel) * self._panel * num_columns
+        if self._is_compact and self._has_fast_codes and num_columns % _GROUP == 0:
+            grouped = torch.empty(self._lib.bk_grouped_bytes(num_rows, num_columns), dtype=torch.uint8)
+            if self._lib.bk_pack_grouped(weight.data_ptr(), grouped.data_ptr(), num_rows, num_columns):
+                return PackedWeight(data=grouped, num_rows=num_rows, num_columns=num_columns, form="grouped")
+        if self._is_compact:
+            half = torch.empty(padded, dtype=torch.bfloat16)
+            if self._lib.bk_pack_half(weight.data_ptr(), half.data_ptr(), num_rows, num_columns):
+                return PackedWeight(data=half, num_rows=num_rows, num_columns=num_columns, form="half")
+        full = torch.empty(padded)
+        self._lib.bk_pack(weight.data_ptr(), full.data_ptr(), num_rows, num_columns)
+        return PackedWeight(data=full, num_rows=num_rows, num_columns=num_columns)
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:  # [M, K] -> [M, N]
         """See Kernels.linear."""
@@ -119,7 +147,7 @@ class NativeKernels:
         assert x.is_contiguous()
         assert out.is_contiguous()
         assert x.shape[1] == weight.num_columns
-        self._lib.bk_linear(
+        self._linears[weight.form](
             x.data_ptr(),
             weight.data.data_ptr(),
             out.data_ptr(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,11 @@ import torch
 
 from cpukernels.kv_cache import KvCache
 
-__all__ = ["AttentionShape", "Kernels", "PackedWeight", "RaggedRows", "ragged_rows"]
+__all__ = ["AttentionShape", "Kernels", "PackedWeight", "RaggedRows", "WeightForm", "ragged_rows"]
+
+
+WeightForm = Literal["full", "half", "grouped"]
+"""float32; bfloat16; 8-bit codes with a scale and an offset per group. See rowwise.c."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,12 @@ class PackedWeight:
     data: torch.Tensor
     num_rows: int
     num_columns: int
+    form: WeightForm = "full"
+
+    @property
+    def nbytes(self) -> int:
+        """What a pass over all of it reads."""
+        return self.data.numel() * self.data.element_size()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -41,31 +44,198 @@ void bk_pack(const float *weights, float *packed, size_t N, size_t K) {
       }
 }
 
+/* Three forms of weights, one tile for each form and number of rows:
+ *
+ *   full     float32
+ *   half     bfloat16, for weights that are such numbers
+ *   grouped  in every GROUP positions of a row, w = scale * code + offset with code in 0..255, for weights that are such
+ *            numbers: what a conversion from GGUF's Q4_1 and Q8_0 leaves behind. A pass reads 1.25 bytes a weight.
+ *
+ * The packing functions of the small forms answer 0 where one weight is not exactly that, and then the matrix stays
+ * full. All tiles compute the same sums in the same order, so the form changes what a pass reads from memory and not
+ * one bit of what it returns.
+ */
+#define GROUP 32
+typedef uint8_t code_vec __attribute__((vector_size(LANES), aligned(1)));
+typedef uint16_t half_vec __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* [ceil(N/NB)][K/GROUP] of these */
+typedef struct {
+  float scale[NB];
+  float offset[NB];
+  uint8_t code[GROUP][NB];
+} grouped;
+
+static inline vec from_half(half_vec h) { return (vec)(__builtin_convertvector(h, uvec) << 16); }
+
+/* GCC 12 makes scalar code of the portable conversion. */
+#if defined(__AVX512F__)
+static inline vec from_code(code_vec c) { return (vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)c)); }
+#elif defined(__AVX2__)
+static inline vec from_code(code_vec c) {
+  union {
+    __m256 part[2];
+    vec whole;
+  } to;
+  to.part[0] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32((__m128i)c));
+  to.part[1] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128((__m128i)c, 8)));
+  return to.whole;
+}
+#else
+static inline vec from_code(code_vec c) { return __builtin_convertvector(c, vec); }
+#endif
+
+/* Whether the grouped form is faster here and not only smaller. */
+int bk_has_fast_codes(void) {
+#if defined(__AVX2__) || defined(__clang__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+/* weights [N, K] row-major -> panels [ceil(N/NB)][K][NB] of bfloat16 bits, zero padded. 0: some weight is none. */
+int bk_pack_half(const float *weights, uint16_t *packed, size_t N, size_t K) {
+  size_t panels = (N + NB - 1) / NB;
+  for (size_t p = 0; p < panels; p++)
+    for (size_t k = 0; k < K; k++)
+      for (size_t j = 0; j < NB; j++) {
+        size_t n = p * NB + j;
+        uint32_t bits = n < N ? bits_of(weights[n * K + k]) : 0;
+        if (bits & 0xffff) return 0;
+        packed[(p * K + k) * NB + j] = (uint16_t)(bits >> 16);
+      }
+  return 1;
+}
+
+size_t bk_grouped_bytes(size_t N, size_t K) { return (N + NB - 1) / NB * (K / GROUP) * sizeof(grouped); }
+
+/* The nearest number of float16's 11 significant bits: GGUF keeps scales so. */
+static inline float to_scale(float x) {
+  uint32_t bits = bits_of(x);
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & ~(uint32_t)0x1fff;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* Codes of GROUP weights on the grid scale * code + offset; 0: not all are on it. A scale of 11 bits times a code of 8
+ * is exact, so the sum rounds once, fused or not. -0 and 0 compare equal, and no sum that starts at 0 can tell them
+ * apart. */
+static int on_grid(const float *w, float scale, float offset, uint8_t *codes) {
+  float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
+  for (int i = 0; i < GROUP; i++) {
+    float code = rintf((w[i] - offset) * inverse);
+    if (!(code >= 0.0f && code <= 255.0f) || scale * code + offset != w[i]) return 0;
+    codes[i] = (uint8_t)code;
+  }
+  return 1;
+}
+
+/* weights [N, K] row-major -> panels of groups, zero padded; K a multiple of GROUP. 0: some group is on no grid.
+ * The grids tried are those of Q4_1 (the smallest weight is code 0, the largest 15) and Q8_0 (the largest is +-127). */
+int bk_pack_grouped(const float *weights, void *packed, size_t N, size_t K) {
+  size_t groups = K / GROUP;
+  grouped *out = packed;
+  memset(packed, 0, bk_grouped_bytes(N, K));
+  for (size_t n = 0; n < N; n++)
+    for (size_t g = 0; g < groups; g++) {
+      const float *w = weights + n * K + g * GROUP;
+      float lowest = w[0], highest = w[0];
+      for (int i = 1; i < GROUP; i++) {
+        lowest = w[i] < lowest ? w[i] : lowest;
+        highest = w[i] > highest ? w[i] : highest;
+      }
+      uint8_t codes[GROUP];
+      float scale = to_scale((highest - lowest) / 15.0f), offset = lowest;
+      if (!on_grid(w, scale, offset, codes)) {
+        scale = to_scale((-lowest > highest ? -lowest : highest) / 127.0f);
+        offset = -128.0f * scale;
+        if (!on_grid(w, scale, offset, codes)) return 0;
+      }
+      grouped *to = out + (n / NB) * groups + g;
+      size_t j = n % NB;
+      to->scale[j] = scale;
+      to->offset[j] = offset;
+      for (int i = 0; i < GROUP; i++) to->code[i][j] = codes[i];
+    }
+  return 1;
+}
+
+#define START(MT)                                                                                          \
+  vec acc[MT][NV];                                                                                         \
+  for (int m = 0; m < MT; m++)                                                                             \
+    for (int v = 0; v < NV; v++) acc[m][v] = (vec){0};
+
+#define MULTIPLY(MT, k)                                                                                    \
+  for (int m = 0; m < MT; m++) {                                                                           \
+    vec a = x[m * ldx + (k)] - (vec){0};                                                                   \
+    for (int v = 0; v < NV; v++) acc[m][v] += a * b[v];                                                    \
+  }
+
+#define FINISH(MT)                                                                                         \
+  for (int m = 0; m < MT; m++) {                                                                           \
+    float *out = y + m * ldy;                                                                              \
+    const float *from = (const float *)acc[m];                                                             \
+    if (accumulate)                                                                                        \
+      for (size_t j = 0; j < columns; j++) out[j] += from[j];                                              \
+    else                                                                                                   \
+      memcpy(out, from, columns * sizeof(float));                                                          \
+  }
+
+#define TILE_ARGUMENTS                                                                                     \
+  const float *x, size_t ldx, const void *weights, size_t K, float *y, size_t ldy, size_t columns, int accumulate
+
 #define DEFINE_TILE(MT)                                                                                    \
-  static void tile_##MT(const float *x, size_t ldx, const float *w, size_t K, float *y, size_t ldy,        \
-                        size_t columns, int accumulate) {                                                  \
-    vec acc[MT][NV];                                                                                       \
-    for (int m = 0; m < MT; m++)                                                                           \
-      for (int v = 0; v < NV; v++) acc[m][v] = (vec){0};                                                   \
+  static void full_##MT(TILE_ARGUMENTS) {                                                                  \
+    const float *w = weights;                                                                              \
+    START(MT)                                                                                              \
     for (size_t k = 0; k < K; k++) {                                                                       \
       const float *wk = w + k * NB;                                                                        \
       __builtin_prefetch(wk + NB * 16);                                                                    \
       __builtin_prefetch(wk + NB * 16 + LANES);                                                            \
       vec b[NV];                                                                                           \
       for (int v = 0; v < NV; v++) b[v] = *(const vec *)(wk + v * LANES);                                  \
-      for (int m = 0; m < MT; m++) {                                                                       \
-        vec a = x[m * ldx + k] - (vec){0};                                                                 \
-        for (int v = 0; v < NV; v++) acc[m][v] += a * b[v];                                                \
+      MULTIPLY(MT, k)                                                                                      \
+    }                                                                                                      \
+    FINISH(MT)                                                                                             \
+  }                                                                                                        \
+  static void half_##MT(TILE_ARGUMENTS) {                                                                  \
+    const uint16_t *w = weights;                                                                           \
+    START(MT)                                                                                              \
+    for (size_t k = 0; k < K; k++) {                                                                       \
+      const uint16_t *wk = w + k * NB;                                                                     \
+      __builtin_prefetch(wk + NB * 32);                                                                    \
+      vec b[NV];                                                                                           \
+      for (int v = 0; v < NV; v++) b[v] = from_half(*(const half_vec *)(wk + v * LANES));                  \
+      MULTIPLY(MT, k)                                                                                      \
+    }                                                                                                      \
+    FINISH(MT)                                                                                             \
+  }                                                                                                        \
+  static void grouped_##MT(TILE_ARGUMENTS) {                                                               \
+    const grouped *w = weights;                                                                            \
+    START(MT)                                                                                              \
+    for (size_t g = 0; g < K / GROUP; g++) {                                                               \
+      vec scale[NV], offset[NV];                                                                           \
+      for (int v = 0; v < NV; v++) {                                                                       \
+        scale[v] = *(const vec *)(w[g].scale + v * LANES);                                                 \
+        offset[v] = *(const vec *)(w[g].offset + v * LANES);                                               \
+      }                                                                                                    \
+      for (size_t i = 0; i < GROUP; i++) {                                                                 \
+        __builtin_prefetch((const char *)&w[g + 1] + i * (sizeof(grouped) / GROUP));                       \
+        vec b[NV];                                                                                         \
+        for (int v = 0; v < NV; v++)                                                                       \
+          b[v] = from_code(*(const code_vec *)(w[g].code[i] + v * LANES)) * scale[v] + offset[v];          \
+        MULTIPLY(MT, g * GROUP + i)                                                                        \
       }                                                                                                    \
     }                                                                                                      \
-    for (int m = 0; m < MT; m++) {                                                                         \
-      float *out = y + m * ldy;                                                                            \
-      const float *from = (const float *)acc[m];                                                           \
-      if (accumulate)                                                                                      \
-        for (size_t j = 0; j < columns; j++) out[j] += from[j];                                            \
-      else                                                                                                 \
-        memcpy(out, from, columns * sizeof(float));                                                        \
-    }                                                                                                      \
+    FINISH(MT)                                                                                             \
   }
 DEFINE_TILE(1) DEFINE_TILE(2) DEFINE_TILE(3) DEFINE_TILE(4)
 #if ROWS >= 12
@@ -73,16 +243,19 @@ DEFINE_TILE(5) DEFINE_TILE(6) DEFINE_TILE(7) DEFINE_TILE(8)
 DEFINE_TILE(9) DEFINE_TILE(10) DEFINE_TILE(11) DEFINE_TILE(12)
 #endif
 
-typedef void (*tile_fn)(const float *, size_t, const float *, size_t, float *, size_t, size_t, int);
-static const tile_fn TILES[ROWS + 1] = {
-    0, tile_1, tile_2, tile_3, tile_4,
+typedef void (*tile_fn)(TILE_ARGUMENTS);
 #if ROWS >= 12
-    tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12,
+#define TILES(form) {0, form##_1, form##_2, form##_3, form##_4, form##_5, form##_6, form##_7, form##_8, form##_9, \
+                     form##_10, form##_11, form##_12}
+#else
+#define TILES(form) {0, form##_1, form##_2, form##_3, form##_4}
 #endif
-};
+static const tile_fn FULL[ROWS + 1] = TILES(full);
+static const tile_fn HALF[ROWS + 1] = TILES(half);
+static const tile_fn GROUPED[ROWS + 1] = TILES(grouped);
 
-/* y[M, N] (+)= x[M, K] . W[N, K]^T, W packed by bk_pack. accumulate != 0 adds to y (fused residual). */
-void bk_linear(const float *x, const float *packed, float *y, size_t M, size_t N, size_t K, int accumulate) {
+static void linear(const tile_fn *tiles, const float *x, const char *packed, size_t panel_bytes, float *y, size_t M,
+                   size_t N, size_t K, int accumulate) {
   size_t panels = (N + NB - 1) / NB;
   for (size_t p = 0; p < panels; p++) {
     size_t columns = N - p * NB < NB ? N - p * NB : NB;
@@ -90,10 +263,25 @@ void bk_linear(const float *x, const float *packed, float *y, size_t M, size_t N
     while (m < M) {
       size_t left = M - m;
       size_t rows = left <= ROWS ? left : (left >= 2 * ROWS ? ROWS : (left + 1) / 2);
-      TILES[rows](x + m * K, K, packed + p * K * NB, K, y + m * N + p * NB, N, columns, accumulate);
+      tiles[rows](x + m * K, K, packed + p * panel_bytes, K, y + m * N + p * NB, N, columns, accumulate);
       m += rows;
     }
   }
+}
+
+/* y[M, N] (+)= x[M, K] . W[N, K]^T, W packed by bk_pack. accumulate != 0 adds to y (fused residual). */
+void bk_linear(const float *x, const void *packed, float *y, size_t M, size_t N, size_t K, int accumulate) {
+  linear(FULL, x, packed, K * NB * sizeof(float), y, M, N, K, accumulate);
+}
+
+/* The same, W packed by bk_pack_half. */
+void bk_linear_half(const float *x, const void *packed, float *y, size_t M, size_t N, size_t K, int accumulate) {
+  linear(HALF, x, packed, K * NB * sizeof(uint16_t), y, M, N, K, accumulate);
+}
+
+/* The same, W packed by bk_pack_grouped. */
+void bk_linear_grouped(const float *x, const void *packed, float *y, size_t M, size_t N, size_t K, int accumulate) {
+  linear(GROUPED, x, packed, K / GROUP * sizeof(grouped), y, M, N, K, accumulate);
 }
 
 static inline float vec_sum(vec v) {

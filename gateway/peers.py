@@ -176,13 +176,7 @@ class Peer:
         try:
             yield process
         finally:
-            if process.returncode is None:
-                process.terminate()
-                try:
-                    await asyncio.wait_for(process.wait(), self._timings.stop_s)
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
+            await _stop(process, self._timings.stop_s)
 
     async def _watch(self) -> str:
         try:
@@ -202,3 +196,17 @@ class Peer:
             raise
         except (PeerError, WireError) as error:
             return str(error)
+
+
+async def _stop(process: asyncio.subprocess.Process, patience_s: float) -> None:
+    """SIGTERM, then SIGKILL; a process may end by itself before either and its exit be noticed only later."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), patience_s)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -175,3 +175,49 @@ async def test_a_process_that_runs_elsewhere_is_only_connected_to(watch: Watch, 
     finally:
         process.kill()
         await process.wait()
+
+
+class _EndsUnnoticed:
+    """A process that is gone when it is told to go, before its exit was noticed."""
+
+    pid = 1
+
+    def __init__(self, *, at: str) -> None:
+        self.returncode: int | None = None
+        self.told: list[str] = []
+        self._at = at
+
+    def terminate(self) -> None:
+        self._tell("terminate")
+
+    def kill(self) -> None:
+        self._tell("kill")
+
+    async def wait(self) -> int:
+        if self.told[-1:] != [self._at]:
+            await asyncio.sleep(60.0)  # does not hear SIGTERM
+        self.returncode = 0
+        return 0
+
+    def _tell(self, what: str) -> None:
+        self.told.append(what)
+        if what == self._at:
+            raise ProcessLookupError
+
+
+@pytest.mark.parametrize(("at", "told"), [("terminate", ["terminate"]), ("kill", ["terminate", "kill"])])
+async def test_a_child_that_ends_while_it_is_stopped_is_no_error(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, at: str, told: list[str]
+) -> None:
+    processes: list[_EndsUnnoticed] = []
+
+    async def start(*_: object, **__: object) -> _EndsUnnoticed:
+        processes.append(_EndsUnnoticed(at=at))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    watched = await watch("good", hello_s=0.05, stop_s=0.05)
+    async with asyncio.timeout(20):
+        while watched.peer.stats().restarts == 0:  # noqa: ASYNC110 - a peer that never came up tells nobody
+            await asyncio.sleep(0.01)
+    assert processes[0].told == told

@@ -34,7 +34,9 @@ def load_engine(config: VerifierConfig, ring_path: Path, progress: Callable[[str
     torch.set_num_threads(config.num_threads)
     cache_dir = config.resolved_cache_dir
     progress("compiling kernels", 0.0)
-    kernels = choose_kernels(config.kernels, cache_dir=cache_dir / "kernels", warn=log.warning)
+    kernels = choose_kernels(
+        config.kernels, cache_dir=cache_dir / "kernels", warn=log.warning, is_compact=config.compact_weights
+    )
     model_dir = resolve_model_dir(config.model, cache_dir=cache_dir, progress=progress)
     model = load_target(
         model_dir,

@@ -22,6 +22,11 @@ class VerifierConfig:
     ring_slot_rows: int = setting(64, "positions whose features fit one slot")
     cache_dir: str = setting("auto", "converted weights and compiled kernels; auto = ~/.cache/breakeven")
     kernels: Literal["auto", "native", "torch"] = setting("auto", "native = row-invariant C kernels, torch = BLAS")
+    compact_weights: bool = setting(
+        True,
+        "keep weights in 8 bits or bfloat16 where that says them exactly (GGUF conversions, bfloat16 checkpoints): the "
+        "same text from fewer bytes; native kernels only",
+    )
     num_threads: int = setting(1, "torch threads; more than one only helps with the torch kernels")
     context_len: int = setting(0, "longest prompt + output in tokens; 0 = what the model was trained for")
     aux_layer_ids: tuple[int, ...] = setting((), "layers whose inputs are the drafter's features; empty = 2, n/2, n-3")

@@ -83,7 +83,7 @@ class TargetModel:
             self._lm_head,
             *(w for layer in self._layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)),
         ]
-        return sum(weight.data.numel() * 4 for weight in packed)
+        return sum(weight.nbytes for weight in packed)
 
     def new_cache(self) -> KvCache:
         """An empty cache for one request."""
