@@ -22,6 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from verifier.embedded.config import VerifierConfig
 from verifier.sglang.config import SGLangConfig
+from verifier.tuning.config import TuneConfig
 from wire.process import die_with_parent
 from wire.settings import ConfigError
 
@@ -155,6 +156,22 @@ def launch(settings: Settings) -> None:
 
     setup_logging("console")
     launch_sglang(settings.section("sglang", SGLangConfig))
+
+
+@app.command()
+@_with_settings("tune", "sglang")
+def tune(settings: Settings) -> None:
+    """Try launch settings one at a time against the profile's own, and write down what each is worth."""
+    from verifier.tuning.tune import tune as run_tune
+
+    setup_logging("console")
+    status = run_tune(
+        settings.section("sglang", SGLangConfig),
+        settings.section("tune", TuneConfig),
+        profile=settings.profile,
+        tables=settings.tables,
+    )
+    raise typer.Exit(status)
 
 
 @app.command()
