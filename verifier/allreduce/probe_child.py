@@ -72,5 +72,5 @@ def run_limited(command: Sequence[str], *, timeout_s: float) -> Ran:
 
 def run_module(module: str, arguments: Sequence[str], *, python: str = "", timeout_s: float) -> Ran:
     """Run one of our modules, by another interpreter if ``python`` is given (the engine's, which has CUDA)."""
-    script = f"import runpy, sys; sys.path.insert(0, {str(_ROOT)!r}); runpy.run_module({module!r}, run_name='__main__')"
+    script = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
     return run_limited([python or sys.executable, "-c", script, *arguments], timeout_s=timeout_s)
