@@ -66,12 +66,9 @@ def _judge(strategy: Strategy, rules: tuple[Rule, ...], machine: Machine) -> Cap
 
 
 def _several_gpus(machine: Machine) -> tuple[Possible, str] | None:
-    count = len(machine.gpus)
-    return None if count > 1 else ("no", f"{count} GPU here, nothing to reduce between")
-
-
-def _gpu(machine: Machine) -> tuple[Possible, str] | None:
-    return None if machine.gpus else ("no", "no NVIDIA GPU here")
+    if len(machine.gpus) > 1:
+        return None
+    return "no", "one GPU here, nothing to reduce between" if machine.gpus else "no NVIDIA GPU here"
 
 
 def _world(*sizes: int) -> Rule:
@@ -150,7 +147,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="nccl",
             title="NCCL as it comes",
             enable="--disable-custom-all-reduce",
-            since="always",
+            since="in every version",
             source="NCCL 2.30.7 paths.cc",
             note="default P2P level is PXB: GPUs on separate root ports go through host memory, 200 us a call",
         ),
@@ -161,7 +158,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="nccl_p2p_level",
             title="NCCL with peer access across root complexes",
             enable="NCCL_P2P_LEVEL=SYS",
-            since="NCCL 2.x",
+            since="in NCCL 2.30.7, older not looked at",
             source="NCCL paths.cc; rtx6kpro",
             note="17-27 us at 14-16 KiB on healthy 8-GPU hosts; worth most of the gain, so it comes first",
         ),
@@ -172,7 +169,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="nccl_tuned",
             title="NCCL with channels, buffer, threads, protocol set",
             enable="NCCL_MAX_NCHANNELS, NCCL_BUFFSIZE, NCCL_NTHREADS, NCCL_PROTO, NCCL_ALGO",
-            since="NCCL 2.x",
+            since="in NCCL 2.30.7, older not looked at",
             source="NCCL #2113, #2127, #1530",
             note="no public evidence that few channels help; NCCL reads these once, so each set needs its own start",
         ),
@@ -183,7 +180,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="sglang_custom_v1",
             title="SGLang custom all-reduce v1 (pull)",
             enable="SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2=0",
-            since="SGLang 0.2",
+            since="in SGLang 0.5.23, older not looked at",
             source="sglang custom_all_reduce.py 0.5.23; vllm#47979",
             note="forced on PCIe it gave 38 tok/s in the founding case: loads staged through system memory",
         ),
@@ -194,7 +191,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="sglang_custom_v2",
             title="SGLang custom all-reduce v2 (push, pull)",
             enable="default where NVLink is",
-            since="SGLang 0.5.10",
+            since="in SGLang 0.5.23, older not looked at",
             source="sglang#19880, #31049, #35735",
             note="its pull variant needs native atomics on peers and hangs without; tuned for SM90, 100, 107 only",
         ),
@@ -224,8 +221,8 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="flashinfer_fusion",
             title="FlashInfer TRT-LLM all-reduce fusion",
             enable="--flashinfer-allreduce-fusion-backend trtllm",
-            since="FlashInfer 0.7.4 for SM120, 0.5.3 for SM90 and SM100",
-            source="flashinfer JIT spec 0.7.4; sglang#15650",
+            since="FlashInfer 0.7.2 at the latest for SM120, 0.5.3 for SM90 and SM100",
+            source="flashinfer/jit/comm.py of 0.7.2 and 0.7.4; sglang#15650",
             note="SGLang never turns it on by itself on SM120; pushes unstaged, so measure before trusting",
         ),
         (_several_gpus, _world(2, 4, 8), _peer("write"), _peer_data, lambda machine: _fusion_version(machine)),
@@ -235,7 +232,7 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="torch_symm_mem",
             title="torch symmetric memory",
             enable="--enable-torch-symm-mem",
-            since="SGLang 0.5",
+            since="in SGLang 0.5.23, older not looked at",
             source="sglang#30364; vllm#47979; pytorch#189228",
             note="its barrier is a compare-and-swap on a peer: without native PCIe atomics it wedges, so don't pursue",
         ),
@@ -246,18 +243,18 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             name="mscclpp",
             title="MSCCL++",
             enable="--enable-mscclpp",
-            since="SGLang 0.4",
+            since="in SGLang 0.5.23, older not looked at",
             source="sglang pymscclpp.py; mscclpp 1f5f065",
             note="packet kernels, legal on PCIe; no published number on PCIe SM120",
         ),
-        (_several_gpus, _world(8, 16), _peer("write"), _peer_data),
+        (_several_gpus, _world(4, 8, 16), _peer("write"), _peer_data),
     ),
     (
         Strategy(
             name="expert_parallel",
             title="expert parallelism",
             enable="--ep-size N",
-            since="SGLang 0.4",
+            since="in SGLang 0.5.23, older not looked at",
             source="rtx6kpro; sglang pcie_ipc_ar.py",
             note="reduces or exchanges all the same; pcie_ipc serves no group of its kind",
         ),
@@ -272,11 +269,12 @@ STRATEGIES: Final[tuple[tuple[Strategy, tuple[Rule, ...]], ...]] = (
             source="verifier/allreduce",
             note="for what pcie_ipc lacks: other topologies, time limits, a deterministic mode, no peer access",
         ),
-        (_gpu, _several_gpus, _world(2, 4, 8)),
+        (_several_gpus, _world(2, 4, 8)),
     ),
 )
 
 
 def _fusion_version(machine: Machine) -> tuple[Possible, str] | None:
-    least = (0, 7, 4) if 12 in machine.majors else (0, 5, 3)
+    # Majors 9, 10, 12 in the wheels of 0.7.2 and 0.7.4, 9 and 10 in that of 0.5.3; what is between was not read.
+    least = (0, 7, 2) if 12 in machine.majors else (0, 5, 3)
     return _version("flashinfer-python", least)(machine)

@@ -57,7 +57,7 @@ def probe_machine(
     if with_bandwidth and len(gpus) > 1:
         bandwidth = _measure(python, notes)
     elif with_bandwidth:
-        notes.append(f"bandwidth between GPUs not measured: {len(gpus)} GPU here")
+        notes.append(f"bandwidth between GPUs not measured: GPUs here: {len(gpus)}")
     return Machine(
         gpus=gpus,
         links=links,
@@ -129,7 +129,7 @@ def _with_lspci(devices: tuple[PciDevice, ...], ask: Runner, notes: list[str]) -
 def _asked(ask: Runner, command: tuple[str, ...], notes: list[str]) -> str:
     ran = ask(command)
     if ran.problem:
-        note = f"{' '.join(command[:3])}: {ran.problem}"
+        note = f"{' '.join(word.partition('=')[0] for word in command[:3])}: {ran.problem}"
         if note not in notes:
             notes.append(note)
         return ""

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from verifier.allreduce.tuner_backends import Backend, make_backend
+from verifier.allreduce.tuner_decision import check_agreement
 from verifier.allreduce.tuner_records import Job, RankReport, SizeTimes, Spec
 from verifier.allreduce.tuner_series import random_skews, series_times
 
@@ -28,12 +29,15 @@ _TOLERANCE = 2.0**-7
 def main(argv: Sequence[str]) -> int:
     """Measure and write the report."""
     rank, store_path, report_path = int(argv[0]), argv[1], Path(argv[2])
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    told = sys.stdin.buffer.read()
+    job = msgspec.json.decode(told, type=Job)
     torch.set_num_threads(1)
     store = dist.FileStore(store_path, job.spec.world)  # type: ignore[attr-defined]
     limit = timedelta(seconds=job.spec.timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=job.spec.world, timeout=limit)
     try:
+        # Half a group with another candidate or size would hang, and not say why.
+        check_agreement(_gathered(hashlib.sha256(told).hexdigest()))
         report = _measure(job, rank)
     except Exception as error:  # noqa: BLE001 - whatever a library raises is the report
         report = RankReport(rank=rank, problem=f"{type(error).__name__}: {error}"[:500])
@@ -82,9 +86,7 @@ def _wrong(backend: Backend, spec: Spec, rows: int, rank: int) -> str:
     for _ in range(2):
         data = _input(spec, rows, rank).to(backend.device)
         found = backend.all_reduce(data).cpu()
-        digests: list[str | None] = [None] * spec.world
-        digest = hashlib.sha256(found.contiguous().view(torch.int16).numpy().tobytes()).hexdigest()
-        dist.all_gather_object(digests, digest)
+        digests = _gathered(hashlib.sha256(found.contiguous().view(torch.int16).numpy().tobytes()).hexdigest())
         error = ((found.double() - expected).abs() / scale.clamp_min(1e-9)).max().item()
         if not error <= _TOLERANCE:
             return f"wrong sum at {rows} rows: off by {error:.2g} of its terms"
@@ -96,9 +98,14 @@ def _wrong(backend: Backend, spec: Spec, rows: int, rank: int) -> str:
 def _first_problem(problems: list[str]) -> str:
     """The same answer on every rank, or some would go on and wait for the others."""
     own = next((problem for problem in problems if problem), "")
-    gathered: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
-    return next((problem for problem in gathered if problem), "")
+    return next((problem for problem in _gathered(own) if problem), "")
+
+
+def _gathered(own: str) -> list[str]:
+    """Every rank's text, in rank order."""
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return [each or "" for each in found]
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class Campaign:
                 if experiment.name in self._impossible:
                     self._rule_out(experiment.name, self._impossible[experiment.name])
         await self._run_open()
+        self._review()
         while not self._only and (combination := next_combination(self._rows())) is not None:
             self._enter(combination)
             await self._run_open()
@@ -195,6 +196,18 @@ class Campaign:
                 return result
             log.warning("known-good failed, once more", reason=result.message)
 
+    def _review(self) -> None:
+        """Judge the comparisons of the plan again with all that is known of the noise by now; nothing runs again."""
+        trials = self._ledger.trials(self._setup.key)
+        for row in self._rows():
+            if row.kind != "single" or row.verdict not in ("faster", "slower", "same"):
+                continue
+            own = sorted((t for t in trials if t.experiment_id == row.experiment_id), key=lambda t: t.sequence)
+            name, detail = self._compared(own)
+            if (name, detail) != (row.verdict, row.detail):
+                self._ledger.end_experiment(row.experiment_id, name, detail)
+                log.info("reviewed", name=row.name, before=row.verdict, verdict=name, **_short(detail))
+
     # ------------------------------------------------------------ verdicts
 
     def _verdict(self, row: ExperimentRow, own: Sequence[TrialRow]) -> tuple[VerdictName, dict[str, Any]] | None:
@@ -211,6 +224,10 @@ class Campaign:
                 return "wrong_output", {"message": message, "agreement": round(share, 3)}
         if any(trial.state != "done" for trial in own):
             return None
+        return self._compared(done)
+
+    def _compared(self, done: Sequence[TrialRow]) -> tuple[VerdictName, dict[str, Any]]:
+        """Of an experiment that is measured whole."""
         base = [trial.result for trial in done if trial.side == "base" and trial.result is not None]
         changed = [trial.result for trial in done if trial.side == "changed" and trial.result is not None]
         sigma, degrees = noise(self._scores_of_equals())

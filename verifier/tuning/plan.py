@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,7 +22,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Fields:
         repeats: engine starts per side of a comparison, interleaved with known-good.
         min_gain: smallest relative gain that is worth a setting, beside being above the noise.
-        max_length_loss: smallest share of the known-good's greedy answer that must come again, else it is wrong output.
+        min_agreement: smallest share of the known-good's greedy answer that must come again, else it is wrong output.
+        measure_timeout_s: for the whole workload. hang_timeout_s: for one answer.
     """
 
     repeats: int = 3
@@ -77,6 +78,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     arg: str | None = None
     env: str | None = None
     value: str | int | float | bool | list[str | int] = True
+    needs: Literal["", "gpu"] = ""
     strategy: str | None = None
     seed: SeedNote | None = None
 
@@ -94,7 +96,8 @@ class Experiment:
     """One line of the plan.
 
     Fields:
-        rank: order of trying, lowest first. strategy: the all-reduce it needs, a name of the capability table, or None.
+        rank: order of trying, lowest first. needs: "gpu" if it means nothing without one.
+        strategy: the all-reduce it needs, a name of the capability table, or None.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Experiment:
     why: str
     source: str
     change: Change
+    needs: str
     strategy: str | None
     seed: SeedNote | None
 
@@ -181,6 +185,7 @@ def _experiment(entry: _Entry) -> Experiment:
         why=entry.why,
         source=entry.source,
         change=change,
+        needs=entry.needs,
         strategy=entry.strategy,
         seed=entry.seed,
     )

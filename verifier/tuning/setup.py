@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from verifier.allreduce.probe import probe_machine
 from verifier.allreduce.probe_identity import MachineIdentity, machine_identity
+from verifier.allreduce.probe_records import Machine
 from verifier.sglang.command import render_command
 from verifier.sglang.config import SGLangConfig, engine_environ
 from verifier.tuning.plan import Workload
@@ -60,14 +62,17 @@ def describe_setup(
         ConfigError: the engine's interpreter can't be run.
     """
     command = render_command(config, model_path=model_path)
+    machine = machine or machine_identity()
     facts: dict[str, Any] = {
-        "machine": asdict(machine or machine_identity()),
+        "machine": asdict(machine),
         "versions": engine_versions(config),
         "model": {"name": Path(model_path).name, "config_digest": _digest_of(Path(model_path) / "config.json")},
         "args": _relevant(command.argv[command.argv.index("--model-path") + 2 :]),
         "env": sorted(f"{name}={value}" for name, value in command.environ if not name.startswith("BREAKEVEN_TAP")),
         "workload": msgspec.to_builtins(workload),
     }
+    if machine.gpus:
+        facts["peer_access"] = _peer_access(probe_machine())
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return Setup(key=key, facts=json.loads(json.dumps(facts)))
 
@@ -87,6 +92,17 @@ def engine_versions(config: SGLangConfig) -> dict[str, str]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError("sglang.python", f"{config.python!r} can't be asked for its versions: {error}") from None
     return {str(name): str(version) for name, version in found.items()}
+
+
+def _peer_access(machine: Machine) -> dict[str, Any]:
+    """What firmware and driver options change without any version changing."""
+    return {
+        "p2p": {name: sorted(set(matrix.values())) for name, matrix in machine.p2p.items()},
+        "acs_redirects": sorted(device.address for device in machine.pci if device.redirects),
+        "iommu": machine.host.iommu,
+        "registry_dwords": machine.host.registry_dwords,
+        "kernel_flags": list(machine.host.kernel_flags),
+    }
 
 
 def _relevant(argv: tuple[str, ...]) -> list[str]:

@@ -74,15 +74,20 @@ def log_score(result: TrialResult, objective: Objective) -> float:
 def noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """sigma of one trial's ln(score), and its degrees of freedom, from trials of equal settings in order of time.
 
+    Differences of neighbours overlap, so n trials have 2 (n - 1)^2 / (3 n - 4) degrees of freedom (von Neumann), not
+    n - 1.
+
     Args:
         groups: one list of ln(score) per setting; lists of one say nothing.
     """
-    squares, count = 0.0, 0
+    squares, count, degrees = 0.0, 0, 0.0
     for group in groups:
         for before, after in itertools.pairwise(group):
             squares += (after - before) ** 2 / 2.0
             count += 1
-    return (math.sqrt(squares / count), count) if count else (math.inf, 0)
+        if len(group) > 1:
+            degrees += 2.0 * (len(group) - 1) ** 2 / (3 * len(group) - 4)
+    return (math.sqrt(squares / count), max(1, int(degrees))) if count else (math.inf, 0)
 
 
 def compare(
@@ -101,7 +106,7 @@ def compare(
     gain = statistics.median(pairs)
     own = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
     error = max(own, sigma * math.sqrt(2.0 / len(pairs))) if math.isfinite(sigma) else own
-    freedom = max(1, min(degrees + len(pairs) - 1, len(_T95)))
+    freedom = max(1, min(degrees or len(pairs) - 1, len(_T95)))
     reach = _T95[freedom - 1] * error
     verdict: Literal["faster", "slower", "same"] = "same"
     if gain - reach > 0.0 and gain >= math.log1p(min_gain):

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-BASE_S = 0.05
+BASE_S = 0.06
 VOCAB = 1000
 # How many tokens are served before trouble begins.
 TROUBLE_AFTER = 6
@@ -36,8 +36,7 @@ def argument(flag: str, default: str) -> str:
 
 
 BEHAVE = argument("--behave", "well")
-# Two gains of different kinds, to be combined.
-STEP_S = BASE_S * {"fast": 0.3, "slow": 3.0}.get(BEHAVE, 1.0) * float(os.environ.get("STEP_FACTOR", "1"))
+STEP_S = BASE_S * {"fast": 0.3, "slow": 2.5}.get(BEHAVE, 1.0)
 
 
 def say(line: str) -> None:
