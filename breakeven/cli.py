@@ -22,6 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from verifier.embedded.config import VerifierConfig
 from verifier.sglang.config import SGLangConfig
+from verifier.tuning.config import TuneConfig
 from wire.process import die_with_parent
 from wire.settings import ConfigError
 
@@ -41,6 +42,9 @@ _HEALTH_TIMEOUT_S = 3.0
 _SWITCHES = {
     "head": "Measure the head on the target's own text.",
     "force": "Only warn about a head that fails its check.",
+    "probe": "Only look at the machine: GPUs, links, and which all-reduce is possible.",
+    "allreduce": "Choose the all-reduce of this machine by measurement instead.",
+    "report": "Only write report and best profile from the ledger.",
     "check_gateway": "Ask the gateway.",
     "check_verifier": "Ask the verifier.",
     "check_drafter": "Ask the drafter.",
@@ -171,6 +175,25 @@ def launch(settings: Settings) -> None:
 
     setup_logging(settings.section("engine", EngineConfig).log_format)
     launch_sglang(settings.section("sglang", SGLangConfig))
+
+
+@app.command()
+@_with_settings("tune", "sglang", switches=("probe", "allreduce", "report"))
+def tune(settings: Settings) -> None:
+    """Try launch settings one at a time against the profile's own, and write down what each is worth."""
+    from verifier.tuning.tune import tune as run_tune
+    from verifier.tuning.tune_allreduce import probe, tune_machine
+
+    setup_logging("console")
+    sglang, config = settings.section("sglang", SGLangConfig), settings.section("tune", TuneConfig)
+    if settings.switch("probe"):
+        raise typer.Exit(probe(sglang, write=typer.echo))
+    if settings.switch("allreduce"):
+        raise typer.Exit(tune_machine(sglang, cache_dir=config.resolved_state_dir, write=typer.echo))
+    only_report = settings.switch("report")
+    raise typer.Exit(
+        run_tune(sglang, config, profile=settings.profile, tables=settings.tables, only_report=only_report)
+    )
 
 
 @app.command()

@@ -14,6 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.engine_config import EngineConfig, SpeculationConfig
 from verifier.embedded.config import VerifierConfig
 from verifier.sglang.config import SGLangConfig
+from verifier.tuning.config import TuneConfig
 from wire.settings import ConfigError, build_section, load_profile
 
 __all__ = ["DEFAULT_PROFILE", "SECTIONS", "Settings", "bundled_head", "find_profile", "load_settings", "profile_names"]
@@ -28,6 +29,7 @@ SECTIONS: dict[str, type] = {
     "verifier": VerifierConfig,
     "drafter": DrafterConfig,
     "sglang": SGLangConfig,
+    "tune": TuneConfig,
 }
 
 Section = TypeVar("Section")
@@ -37,16 +39,27 @@ class Settings:
     """Sections on demand, all from the same sources.
 
     Args:
-        tables: the profile's. flags: ``section.key`` to value; None values are ignored.
+        tables: the profile's. flags: ``section.key`` to value; None values are ignored. profile: its name.
     """
 
     def __init__(
-        self, tables: Mapping[str, Mapping[str, Any]], environ: Mapping[str, str], flags: Mapping[str, Any]
+        self,
+        tables: Mapping[str, Mapping[str, Any]],
+        environ: Mapping[str, str],
+        flags: Mapping[str, Any],
+        *,
+        profile: str = "",
     ) -> None:
         for name in tables:
             if name not in SECTIONS:
                 raise ConfigError(name, f"unknown section; known are {', '.join(SECTIONS)}")
         self._tables, self._environ, self._flags = tables, environ, flags
+        self.profile = profile
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """The profile's own tables, without environment and flags."""
+        return self._tables
 
     def switch(self, name: str) -> bool:
         """True if an on/off flag of the command itself was given."""
@@ -100,4 +113,5 @@ def load_settings(profile: str, flags: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: the profile can't be used.
     """
-    return Settings(load_profile(find_profile(profile)), os.environ, flags)
+    path = find_profile(profile)
+    return Settings(load_profile(path), os.environ, flags, profile=path.stem)

@@ -16,7 +16,7 @@ from verifier.sglang.config import SGLangConfig
 from verifier.sglang.launcher import EngineLauncher, EngineStartFailed
 from wire.settings import ConfigError
 
-__all__ = ["launch"]
+__all__ = ["launch", "resolve_model"]
 
 log = structlog.get_logger("launcher")
 
@@ -29,7 +29,7 @@ def launch(config: SGLangConfig) -> None:
     Raises:
         ConfigError: there is no model to serve.
     """
-    model_path = _resolve_model(config)
+    model_path = resolve_model(config)
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, transient=True) as progress:
@@ -97,7 +97,12 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, Result]) -> 
         await asyncio.gather(stop, run, return_exceptions=True)
 
 
-def _resolve_model(config: SGLangConfig) -> str:
+def resolve_model(config: SGLangConfig) -> str:
+    """Directory or hub name of the model to serve; bundled weights are converted on first use.
+
+    Raises:
+        ConfigError: the profile names none.
+    """
     model = config.model_path or (config.model_dir if config.model_dir != "auto" else "")
     if not model:
         raise ConfigError("sglang.model_path", "must name a model to launch")

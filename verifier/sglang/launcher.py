@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -20,7 +21,7 @@ from verifier.sglang.load_watch import LoadWatch
 from verifier.sglang.signatures import Diagnosis, diagnose
 from wire.errors import PeerError
 
-__all__ = ["EngineLauncher", "EngineStartFailed"]
+__all__ = ["EngineLauncher", "EngineStartFailed", "StartFailure"]
 
 log = structlog.get_logger("launcher")
 
@@ -28,15 +29,23 @@ _LOOK_S = 0.5
 _STOP_S = 15.0
 _WARM_UP_S = 60.0
 
+StartFailure = Literal["exited", "stalled", "late", "not_startable"]
+
 
 class EngineStartFailed(Exception):
-    """It did not come up. ``diagnosis`` is None when no signature matched; ``log_path`` has all it wrote."""
+    """It did not come up. ``diagnosis`` is None when no signature matched; ``log_path`` has all it wrote.
 
-    def __init__(self, message: str, *, diagnosis: Diagnosis | None, log_path: Path) -> None:
+    ``kind``: it exited, stalled while loading, was late, or could not be started at all.
+    """
+
+    def __init__(
+        self, message: str, *, diagnosis: Diagnosis | None, log_path: Path, kind: StartFailure = "exited"
+    ) -> None:
         text = message if diagnosis is None else f"{message}: {diagnosis.cause}. Remedy: {diagnosis.remedy}"
         super().__init__(text)
         self.diagnosis = diagnosis
         self.log_path = log_path
+        self.kind: StartFailure = kind
 
 
 class EngineLauncher:
@@ -94,6 +103,16 @@ class EngineLauncher:
             await asyncio.wait({pump})  # the rest of its log; not awaited itself, stop() may cancel it
         return diagnose(list(self._watch.lines))
 
+    @property
+    def phase(self) -> str:
+        """Where it stands, by its log."""
+        return self._watch.phase
+
+    @property
+    def pid(self) -> int | None:
+        """Of its first process, which leads its session and process group; None if it does not run."""
+        return None if self._process is None else self._process.pid
+
     async def stop(self) -> None:
         """End it and all it started."""
         process, self._process = self._process, None
@@ -130,7 +149,9 @@ class EngineLauncher:
             except OSError as error:
                 message = f"port {self._config.port} can't be used"
                 found = diagnose([str(error)])
-                raise EngineStartFailed(message, diagnosis=found, log_path=self.log_path) from None
+                raise EngineStartFailed(
+                    message, diagnosis=found, log_path=self.log_path, kind="not_startable"
+                ) from None
 
     async def _spawn(self, command: EngineCommand) -> None:
         self._state_dir.mkdir(parents=True, exist_ok=True)
@@ -146,7 +167,7 @@ class EngineLauncher:
         except OSError as error:
             found = diagnose(["No module named 'sglang'"])
             message = f"{command.argv[0]} can't be run ({error.strerror})"
-            raise EngineStartFailed(message, diagnosis=found, log_path=self.log_path) from None
+            raise EngineStartFailed(message, diagnosis=found, log_path=self.log_path, kind="not_startable") from None
         assert self._process.stdout is not None
         self._pump = asyncio.create_task(self._read_log(self._process.stdout, self._watch))
 
@@ -179,9 +200,10 @@ class EngineLauncher:
                     raise self._failed(f"SGLang exited with status {process.returncode} while {watch.phase}")
                 watch.read(_bytes_read(process.pid), now_s=now_s)
                 if (still_s := watch.stalled_for_s(now_s)) is not None:
-                    raise self._failed(f"SGLang has stalled for {still_s:.0f} s while {watch.phase}")
+                    raise self._failed(f"SGLang has stalled for {still_s:.0f} s while {watch.phase}", kind="stalled")
                 if now_s - begin_s > self._config.load_timeout_s:
-                    raise self._failed(f"SGLang was not ready within {self._config.load_timeout_s:g} s")
+                    message = f"SGLang was not ready within {self._config.load_timeout_s:g} s"
+                    raise self._failed(message, kind="late")
                 await asyncio.sleep(_LOOK_S)
         finally:
             await http.close()
@@ -197,8 +219,9 @@ class EngineLauncher:
         self._answers_since_s = now_s if self._answers_since_s is None else self._answers_since_s
         return self._watch.phase == "ready" or now_s - self._answers_since_s >= _WARM_UP_S
 
-    def _failed(self, message: str) -> EngineStartFailed:
-        return EngineStartFailed(message, diagnosis=diagnose(list(self._watch.lines)), log_path=self.log_path)
+    def _failed(self, message: str, *, kind: StartFailure = "exited") -> EngineStartFailed:
+        found = diagnose(list(self._watch.lines))
+        return EngineStartFailed(message, diagnosis=found, log_path=self.log_path, kind=kind)
 
 
 def _bytes_read(session_id: int) -> int:

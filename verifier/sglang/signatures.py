@@ -38,8 +38,8 @@ SIGNATURES: Final[tuple[_Signature, ...]] = (
         "jit_architecture",
         r"No supported CUDA architectures found for major versions",
         "a JIT-compiled kernel (FlashInfer all-reduce fusion) does not list this GPU's architecture",
-        "remove --enable-flashinfer-allreduce-fusion, use SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1; or FlashInfer >= 0.7.4",
-        "sglang#15650; FlashInfer 0.7.4 lists majors 9, 10, 12",
+        "remove --enable-flashinfer-allreduce-fusion, use SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1; or FlashInfer >= 0.7.2",
+        "sglang#15650; FlashInfer 0.7.2 lists majors 9, 10, 12",
     ),
     _Signature(
         "no_kernel_image",
