@@ -26,8 +26,8 @@ import aiohttp
 import numpy as np
 import orjson
 
-from benchmarks.embedded import served
 from benchmarks.provenance import provenance
+from benchmarks.served import served
 from benchmarks.toy_pair import write_head, write_target
 
 __all__ = ["main"]

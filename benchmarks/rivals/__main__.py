@@ -30,13 +30,14 @@ import aiohttp
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from benchmarks.embedded import PROMPTS, served
+from benchmarks.embedded import PROMPTS
 from benchmarks.provenance import provenance
 from benchmarks.rivals.llamacpp_adapter import adapted
 from benchmarks.rivals.measure import Ask, Cell, Speak, measure_cell
 from benchmarks.rivals.openai_client import OpenAICompletions
 from benchmarks.rivals.processes import Transformers, listening_pid, resident_mib, tightwad, transformers
 from benchmarks.rivals.report import draw, summarise, table
+from benchmarks.served import served
 from verifier.embedded.config import VerifierConfig
 from verifier.embedded.weights import resolve_model_dir
 

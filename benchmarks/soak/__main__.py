@@ -24,8 +24,8 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.embedded import served
 from benchmarks.provenance import provenance
+from benchmarks.served import served
 from benchmarks.soak.clients import Behaviour, Record, ask
 from benchmarks.soak.faults import Fault, MemorySample, inject, pids, sample_memory
 from benchmarks.soak.report import draw, is_passed, report, table
