@@ -1,0 +1,95 @@
+"""Random delays inside the kernels, thousands of calls; and the build without its fence, which must be caught."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.gpu.allreduce.rig import KIB, TOPOLOGIES, assert_reduced, name_of, payload, random_call, same_bits, tree_sum
+from verifier.allreduce.group import virtual_group
+from verifier.allreduce.library import KernelLibrary
+from verifier.allreduce.tactics import Tactic, Topology
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=name_of)
+def test_torture(torture_library: KernelLibrary, topology: Topology, kind: str) -> None:
+    group = virtual_group(torture_library, topology, ll_bytes=64 * KIB, bulk_bytes=256 * KIB, kind=kind)  # type: ignore[arg-type]
+    group.set_epoch(2**32 - 1 - 150)
+    rng = random.Random(11)
+    for batch in range(8):
+        group.delay_ns = rng.choice((0, 300, 3000, 30000))
+        done = []
+        for number in range(40):
+            group.delay_seed = rng.getrandbits(32)
+            tactic, dtype, shape = random_call(rng, group, 256 * KIB)
+            inputs = payload(topology.world, shape, dtype, batch * 100 + number)
+            outputs = [torch.full_like(each, float("nan")) for each in inputs]
+            group.all_reduce(inputs, outputs, tactic=tactic)
+            done.append((inputs, outputs, f"{tactic} {dtype} {shape}"))
+        torch.cuda.synchronize()
+        group.check()
+        for inputs, outputs, what in done:
+            assert_reduced(group, inputs, outputs, what)
+    group.close()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A setting in which a flag without its fence may overtake the payload."""
+
+    tactic: Tactic
+    num_bytes: int
+    jam_grid: int = 0
+    jam_words: int = 4
+
+
+WORLD = Topology(world=2, island_size=2)
+ATTEMPTS = [
+    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=1),
+    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=4),
+    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=4), 256 * KIB, jam_grid=96, jam_words=16),
+    Attempt(Tactic(family="bulk", shape="two-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=4),
+    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB),
+]
+
+
+def count_wrong_calls(library: KernelLibrary, attempt: Attempt, calls: int) -> int:
+    group = virtual_group(library, WORLD, ll_bytes=16, bulk_bytes=attempt.num_bytes)
+    jammed = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    side = torch.cuda.Stream()
+    wrong = 0
+    for first in range(0, calls, 25):
+        done = []
+        for number in range(25):
+            inputs = payload(2, (attempt.num_bytes // 2,), torch.bfloat16, first + number)
+            done.append((inputs, [torch.full_like(each, float("nan")) for each in inputs]))
+        torch.cuda.synchronize()
+        if attempt.jam_grid:
+            library.jam(
+                jammed.data_ptr(), words=attempt.jam_words, rounds=400, grid=attempt.jam_grid, stream=side.cuda_stream
+            )
+        for inputs, outputs in done:
+            group.all_reduce(inputs, outputs, tactic=attempt.tactic)
+        torch.cuda.synchronize()
+        group.check()
+        for inputs, outputs in done:
+            expected = tree_sum(inputs, 2)
+            wrong += any(not same_bits(output, expected) for output in outputs)
+    group.close()
+    return wrong
+
+
+def test_without_the_release_fence_results_are_wrong(
+    broken_library: KernelLibrary, torture_library: KernelLibrary
+) -> None:
+    """If this build passed, the torture above would prove nothing about the fence."""
+    broken = [count_wrong_calls(broken_library, attempt, 200) for attempt in ATTEMPTS]
+    whole = [count_wrong_calls(torture_library, attempt, 200) for attempt in ATTEMPTS]
+    sys.stderr.write(f"wrong calls of 200: without the fence {broken}, with it {whole}\n")
+    assert not any(whole), whole
+    assert any(broken), broken
