@@ -3,10 +3,10 @@
     python -m tools.allreduce_model
 
 The model is the protocol of verifier/allreduce/csrc/protocol.h and collective.h without the arithmetic. A rank's stores
-wait in its own queue and become visible in any order, also after the rank's next call has begun (not the one after that:
-a kernel that has ended has its stores out, and the model grants it a call more). Only stores to one address keep their
-order, and a release becomes visible after everything before it. A datum is the number of the call that wrote it, so
-reading anything but the current call's is a fault; so is a state in which nobody can move before the end.
+wait in its own queue and become visible in any order, also after the rank's next call has begun (not the one after
+that: a kernel that has ended has its stores out, and the model grants it a call more). Only stores to one address keep
+their order, and a release becomes visible after everything before it. A datum is the number of the call that wrote it,
+so reading anything but the current call's is a fault; so is a state in which nobody can move before the end.
 
 Small numbers stand for large ones: the wire epoch wraps after ``wire_modulus`` calls (2^32 - 1), the sweep comes every
 ``sweep_period`` (2^24), a wide call uses two words of a lane and a narrow one only the first.
@@ -44,6 +44,7 @@ class Kind:
     shape: Shape = "one-shot"
     bulk: bool = False
     wide: bool = False
+    pull: bool = False  # readers fetch from the writer's own slab
 
 
 ONE_SHOT, TWO_SHOT, ISLAND = Kind(), Kind(shape="two-shot"), Kind(shape="island")
@@ -147,8 +148,8 @@ def _compile_call(
         text = f"rank {rank} call {number}: {phase} word {word} of rank {holder} = {value}"
         out[-1].append(_Store(number, location, value, release, text))
 
-    def load(source: int, phase: str, word: int, expected: int | None) -> None:
-        location = programs.locate((rank, buffer, source, phase, word))
+    def load(holder: int, source: int, phase: str, word: int, expected: int | None) -> None:
+        location = programs.locate((holder, buffer, source, phase, word))
         loads.append(_Load(location, number, expected, f"rank {rank} call {number}: {phase} word {word} of {source}"))
         out.append([])
 
@@ -156,20 +157,21 @@ def _compile_call(
         for holder in range(model.ranks):
             for phase in phases_used:
                 for word in words_used:
-                    if holder != rank:
+                    if holder != rank or any(each.pull for each in model.calls):
                         store(holder, (buffer + 1) % model.buffers, phase, word, (0, 0))
     for phase, partners in _phases(model, kind, rank):
         words = (0, 1) if kind.wide else (0,)
-        for holder in partners:
+        for holder in [rank] if kind.pull else partners:
             for word in words:
                 store(holder, buffer, phase, word, (number, 0 if kind.bulk else wire))
             if kind.bulk:  # word 2 is the flag
                 store(holder, buffer, phase, 2, (number, wire), release=model.has_release)
         for source in partners:
+            holder = source if kind.pull else rank
             if kind.bulk:
-                load(source, phase, 2, wire)
+                load(holder, source, phase, 2, wire)
             for word in words:
-                load(source, phase, word, None if kind.bulk else wire)
+                load(holder, source, phase, word, None if kind.bulk else wire)
 
 
 # pcs, queues of store numbers per rank, memory
@@ -242,15 +244,18 @@ def _trace(came_from: dict[_State, tuple[_State, str] | None], state: _State) ->
 
 
 _WIDE = replace(ONE_SHOT, wide=True)
+_PULLED = replace(ONE_SHOT, pull=True)
 _MIXED = (ONE_SHOT, BULK, TWO_SHOT, BULK, ONE_SHOT)
 # Calls 1 and 10 are wide and have the same epoch: modulus 9, a multiple of 3 like the real one. Narrow calls between.
 _WRAPPING = (_WIDE, *(ONE_SHOT,) * 8, _WIDE)
 
 PROTOCOL = (
-    Model(name="one-shot, 3 ranks", ranks=3, calls=(ONE_SHOT,) * 3),
-    Model(name="two-shot, 3 ranks", ranks=3, calls=(TWO_SHOT,) * 2),
-    Model(name="two-shot, 2 ranks, 7 calls", calls=(TWO_SHOT,) * 7),
-    Model(name="island, 4 ranks", ranks=4, calls=(ISLAND,) * 2),
+    Model(name="one-shot, 3 ranks", ranks=3, calls=(ONE_SHOT,) * 5),
+    Model(name="two-shot, 3 ranks", ranks=3, calls=(TWO_SHOT,) * 4),
+    Model(name="two-shot, 2 ranks", calls=(TWO_SHOT,) * 7),
+    Model(name="island, 4 ranks", ranks=4, calls=(ISLAND,) * 4),
+    Model(name="fetched instead of pushed, 3 ranks", ranks=3, calls=(_PULLED, _PULLED, ONE_SHOT, _PULLED)),
+    Model(name="fetched, swept in every call", calls=(_PULLED,) * 5, sweep_period=1),
     Model(name="bulk, 6 calls", calls=(BULK,) * 6),
     Model(name="families and shapes mixed", calls=_MIXED),
     Model(name="wide and narrow across the wrap, swept", calls=_WRAPPING, wire_modulus=9, sweep_period=4),

@@ -55,8 +55,9 @@ def read_config(environ: Mapping[str, str] = os.environ) -> AllReduceConfig:
             raise ConfigError(name, f"unknown; known are {', '.join(sorted(known))}")
     default = AllReduceConfig()
     named = {known[name]: value for name, value in given.items()}
-    access = named.get("peer_access", default.peer_access)
-    if access not in ("auto", "on", "off"):
+    accesses: dict[str, PeerAccess] = {"auto": "auto", "on": "on", "off": "off"}
+    access = accesses.get(named.get("peer_access", default.peer_access))
+    if access is None:
         raise ConfigError(PREFIX + "PEER_ACCESS", "must be auto, on or off")
     config = AllReduceConfig(
         island_size=_number(named, "island_size", default.island_size, 0, 8),

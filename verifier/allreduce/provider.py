@@ -1,6 +1,6 @@
-"""The all-reduce as an engine uses it: made once per rank, then called for every tensor. SGLang's plugin point takes it.
+"""The all-reduce as an engine uses it: made once per rank, then called for every tensor.
 
-verifier.allreduce.provider:make_provider
+SGLang's plugin takes ``verifier.allreduce.provider:make_provider``.
 """
 
 from __future__ import annotations
