@@ -213,7 +213,7 @@ class KernelLibrary:
         self._check(self._lib.ar_launch_empty(grid, threads, stream), "launching an empty kernel")
 
     def jam(self, memory: int, *, words: int, rounds: int, grid: int, stream: int) -> None:
-        """Load a few slices of the GPU's cache with atomics on ``memory``; AR_TORTURE builds only."""
+        """Crowd the way to ``memory`` with stores to ``words`` lines of it; AR_TORTURE builds only."""
         self._check(self._lib.ar_jam(memory, words, rounds, grid, stream), "jamming")
 
     def set_device(self, device: int) -> None:

@@ -43,6 +43,12 @@ def torture_library(gpu: torch.device) -> KernelLibrary:
 
 
 @pytest.fixture(scope="session")
+def fenced_library(gpu: torch.device) -> KernelLibrary:
+    """What broken_library is compared with."""
+    return _library(("AR_TORTURE", "AR_SWEEP_PERIOD=64", "AR_ONLY_WORLD=2"))
+
+
+@pytest.fixture(scope="session")
 def broken_library(gpu: torch.device) -> KernelLibrary:
-    """The same without the release fence before BULK's flags, for a world of two: it must fail."""
+    """Without the release fence before BULK's flags, for a world of two: it must fail."""
     return _library(("AR_TORTURE", "AR_SWEEP_PERIOD=64", "AR_NO_RELEASE", "AR_ONLY_WORLD=2"))

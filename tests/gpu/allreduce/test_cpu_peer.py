@@ -6,6 +6,7 @@ import ctypes
 import random
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -62,6 +63,7 @@ def exchange(
     size: int,
     dtype: torch.dtype,
     calls: int,
+    crowd: Callable[[], None] = lambda: None,
 ) -> int:
     """Run ``calls`` calls with fresh data each; how many were wrong on either side."""
     gpu_rank = group.member(0)
@@ -73,6 +75,7 @@ def exchange(
     results = [torch.full_like(x, float("nan")) for x, _ in batch]
     torch.cuda.synchronize()
     thread = threading.Thread(target=peer.run, args=(theirs, answers, tactic, calls))
+    crowd()
     thread.start()
     for (x, _), y in zip(batch, results, strict=True):
         gpu_rank.all_reduce([x], [y], tactic=tactic)
@@ -125,22 +128,27 @@ def test_a_dead_cpu_peer_is_noticed(library: KernelLibrary) -> None:
 
 
 def test_the_flag_waits_for_the_payload_over_pcie(
-    broken_library: KernelLibrary, torture_library: KernelLibrary
+    broken_library: KernelLibrary, fenced_library: KernelLibrary
 ) -> None:
     """With the fence no call is wrong. Without it the flag may overtake; how often is reported, not demanded."""
+    crowded = torch.zeros(1 << 18, dtype=torch.int32).pin_memory()
+    side = torch.cuda.Stream()
     counts = {}
-    for size in (448 * 8, 16 * KIB, 128 * KIB):
-        tactic = Tactic(family="bulk", shape="one-shot", num_ctas=1, num_threads=448)
-        for name, library in (("with", torture_library), ("without", broken_library)):
+    for size, words in ((448 * 8, 1), (448 * 8, 7), (16 * KIB, 1), (16 * KIB, 64), (128 * KIB, 7)):
+        tactic = Tactic(family="bulk", shape="one-shot", num_ctas=1)
+        for name, library in (("with", fenced_library), ("without", broken_library)):
             group = pair(library)
             peer = CpuRank(library, group)
-            rounds = 20 if size < 128 * KIB else 5
-            counts[name, size] = sum(
-                exchange(library, group, peer, tactic, size, torch.bfloat16, 50) for _ in range(rounds)
+
+            def crowd(library: KernelLibrary = library, words: int = words) -> None:
+                library.jam(crowded.data_ptr(), words=words, rounds=200, grid=120, stream=side.cuda_stream)
+
+            counts[name, size, words] = sum(
+                exchange(library, group, peer, tactic, size, torch.bfloat16, 50, crowd) for _ in range(6)
             )
             group.close()
-    sys.stderr.write(f"wrong calls over PCIe by fence and elements: {counts}\n")
-    assert not any(count for (name, _), count in counts.items() if name == "with"), counts
+    sys.stderr.write(f"wrong calls of 300 over PCIe by fence, elements, crowded lines: {counts}\n")
+    assert not any(count for (name, *_), count in counts.items() if name == "with"), counts
 
 
 def test_two_gpu_ranks_agree_with_a_lone_one(library: KernelLibrary) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.gpu.allreduce.rig import KIB, TOPOLOGIES, assert_reduced, name_of, payload, random_call, same_bits, tree_sum
 from verifier.allreduce.group import virtual_group
 from verifier.allreduce.library import KernelLibrary
+from verifier.allreduce.slabs import SlabKind
 from verifier.allreduce.tactics import Tactic, Topology
 
 
@@ -40,28 +41,31 @@ def test_torture(torture_library: KernelLibrary, topology: Topology, kind: str) 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A setting in which a flag without its fence may overtake the payload."""
+    """A setting in which a flag without its fence may overtake the payload: memory and the crowd on the way to it."""
 
-    tactic: Tactic
+    kind: SlabKind
     num_bytes: int
-    jam_grid: int = 0
-    jam_words: int = 4
+    num_ctas: int
+    jam_words: int
+    jam_grid: int = 90
 
 
 WORLD = Topology(world=2, island_size=2)
 ATTEMPTS = [
-    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=1),
-    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=4),
-    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=4), 256 * KIB, jam_grid=96, jam_words=16),
-    Attempt(Tactic(family="bulk", shape="two-shot", num_ctas=16), 1024 * KIB, jam_grid=96, jam_words=4),
-    Attempt(Tactic(family="bulk", shape="one-shot", num_ctas=16), 1024 * KIB),
+    Attempt("pinned", 256 * KIB, 16, jam_words=1),
+    Attempt("pinned", 256 * KIB, 16, jam_words=7),
+    Attempt("pinned", 64 * KIB, 4, jam_words=64),
+    Attempt("device", 1024 * KIB, 16, jam_words=1),
+    Attempt("device", 1024 * KIB, 16, jam_words=16),
 ]
 
 
 def count_wrong_calls(library: KernelLibrary, attempt: Attempt, calls: int) -> int:
-    group = virtual_group(library, WORLD, ll_bytes=16, bulk_bytes=attempt.num_bytes)
-    jammed = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    group = virtual_group(library, WORLD, ll_bytes=16, bulk_bytes=attempt.num_bytes, kind=attempt.kind)
+    crowded = torch.zeros(1 << 18, dtype=torch.int32, device="cuda" if attempt.kind == "device" else "cpu")
+    crowded = crowded if attempt.kind == "device" else crowded.pin_memory()
     side = torch.cuda.Stream()
+    tactic = Tactic(family="bulk", shape="one-shot", num_ctas=attempt.num_ctas)
     wrong = 0
     for first in range(0, calls, 25):
         done = []
@@ -69,12 +73,12 @@ def count_wrong_calls(library: KernelLibrary, attempt: Attempt, calls: int) -> i
             inputs = payload(2, (attempt.num_bytes // 2,), torch.bfloat16, first + number)
             done.append((inputs, [torch.full_like(each, float("nan")) for each in inputs]))
         torch.cuda.synchronize()
-        if attempt.jam_grid:
-            library.jam(
-                jammed.data_ptr(), words=attempt.jam_words, rounds=400, grid=attempt.jam_grid, stream=side.cuda_stream
-            )
+        rounds = 4000 if attempt.kind == "device" else 200
+        library.jam(
+            crowded.data_ptr(), words=attempt.jam_words, rounds=rounds, grid=attempt.jam_grid, stream=side.cuda_stream
+        )
         for inputs, outputs in done:
-            group.all_reduce(inputs, outputs, tactic=attempt.tactic)
+            group.all_reduce(inputs, outputs, tactic=tactic)
         torch.cuda.synchronize()
         group.check()
         for inputs, outputs in done:
@@ -85,11 +89,11 @@ def count_wrong_calls(library: KernelLibrary, attempt: Attempt, calls: int) -> i
 
 
 def test_without_the_release_fence_results_are_wrong(
-    broken_library: KernelLibrary, torture_library: KernelLibrary
+    broken_library: KernelLibrary, fenced_library: KernelLibrary
 ) -> None:
     """If this build passed, the torture above would prove nothing about the fence."""
     broken = [count_wrong_calls(broken_library, attempt, 200) for attempt in ATTEMPTS]
-    whole = [count_wrong_calls(torture_library, attempt, 200) for attempt in ATTEMPTS]
+    whole = [count_wrong_calls(fenced_library, attempt, 200) for attempt in ATTEMPTS]
     sys.stderr.write(f"wrong calls of 200: without the fence {broken}, with it {whole}\n")
     assert not any(whole), whole
     assert any(broken), broken

@@ -70,9 +70,10 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 1) allreduce_kernel(const __gr
 __global__ void empty_kernel() {}
 
 #ifdef AR_TORTURE
-// Jams a few L2 slices with atomics on `words` addresses, so that stores to them queue up and stores to others overtake.
-__global__ void jam_kernel(uint32_t* memory, uint32_t words, uint32_t rounds) {
-  for (uint32_t r = 0; r < rounds; ++r) atomicAdd(memory + (blockIdx.x % words) * 1056, 1u);
+// Crowds the way to memory with stores to `words` lines, so that some queues are long and others short: a store that may
+// overtake another then has the occasion. On host memory it is the way over PCIe.
+__global__ void jam_kernel(volatile uint32_t* memory, uint32_t words, uint32_t rounds) {
+  for (uint32_t r = 0; r < rounds; ++r) memory[((blockIdx.x + r) % words) * 1056 + threadIdx.x % 32] = r;
 }
 #endif
 

@@ -217,10 +217,11 @@ struct Patience {
 
   // True while waiting may go on.
   AR_FN bool more(const Control* control) {
+    ++turns;
 #ifndef __CUDACC__
-    sched_yield();
+    if ((turns & 15u) == 0) sched_yield();
 #endif
-    if ((++turns & 1023u) != 0) return true;
+    if ((turns & 1023u) != 0) return true;
     const uint64_t now = now_ns();
     if (deadline_ns == 0) deadline_ns = now + control->timeout_ns;
     bool aborted;
