@@ -27,6 +27,9 @@ class SGLangConfig:
     tap_ring_path: str = setting("", "Tensor ring the plugin writes; empty = no plugin.")
     tap_socket_path: str = setting("", "Datagram socket on which the plugin announces what it wrote.")
     tap_timeout_s: float = setting(0.25, "How long an announcement may come after its reply.")
+    target_ids: Literal["auto", "off"] = setting(
+        "auto", "Have the plugin draw the target's ids in the engine where it can; off = choose from logprob lists."
+    )
     top_logprobs_num: int = setting(64, "Most likely ids asked for at each position when sampling; exact at any value.")
     plain_sampling: Literal["engine", "shared_noise"] = setting(
         "engine",
@@ -39,6 +42,12 @@ class SGLangConfig:
     model_path: str = setting("", "Model to serve: a directory or a hub name; empty = model_dir.")
     aux_layer_ids: tuple[int, ...] = setting(
         (), "Layers whose inputs the engine returns as features; empty = its default, 2, n/2, n-3."
+    )
+    aux_capture: Literal["flag", "plugin"] = setting(
+        "flag", "Who makes the engine capture features: its flag (0.5.23), or the plugin (0.5.17 to 0.5.22)."
+    )
+    all_reduce: str = setting(
+        "", "module:attribute of another all-reduce for the plugin to put in SGLang's place; empty = SGLang's own."
     )
     args: tuple[str, ...] = setting((), "Further arguments of sglang.launch_server.")
     env: tuple[str, ...] = setting((), "Environment of the engine, as NAME=VALUE.")

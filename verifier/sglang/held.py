@@ -16,6 +16,7 @@ class HeldRequest:
     """One request: its committed ids as the gateway told them, and the engine's stream if one runs for it.
 
     Fields:
+        prompt_len: ids from here on are output.
         plain_reason: why its drafts can't be verified, or None.
         weight_version: of the engine when the request began.
         cache_key: a namespace of the engine's prefix cache for this request alone; "" = the common one.
@@ -25,6 +26,7 @@ class HeldRequest:
 
     request_id: str
     sampling: SamplingParams
+    prompt_len: int
     plain_reason: str | None
     ids: list[int] = field(default_factory=list)
     stream: PlainStream | None = None

@@ -104,6 +104,8 @@ class Router:
 
     def _draws_itself(self, item: VerifyItem, held: HeldRequest) -> bool:
         params = held.sampling
+        if self._engine.draws_target_ids:
+            return False  # the stream's draws are the same, and its logprobs raw
         # Logprobs of a stream are scaled by the temperature, ours are promised raw.
         needs_raw = item.num_logprobs is not None and params.temperature not in (0.0, 1.0)
         return needs_raw or (self._config.plain_sampling == "shared_noise" and not params.is_greedy)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from verifier.sglang.answers import Answer, Listed
 from verifier.sglang.errors import refusal_of_abort
 from verifier.sglang.http import EngineHttp
 from verifier.sglang.indexing import stream_payload
 from verifier.sglang.plugin.announcement import new_rid
+from verifier.sglang.plugin.orders import DrawOrder
 from wire.errors import PeerError, PeerLost, PeerRefused
 from wire.sampling import SamplingParams
 
@@ -21,6 +23,7 @@ class PlainStream:
     Args:
         start_ids: the committed ids it starts from. num_top: length of the logprob lists, None = none wanted.
         max_new_tokens: most ids it may produce. cache_key: namespace of the prefix cache.
+        order: the plugin draws; None = the engine's own sampler does.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class PlainStream:
         num_top: int | None,
         max_new_tokens: int,
         cache_key: str = "",
+        order: DrawOrder | None = None,
     ) -> None:
         self.rid = new_rid(len(start_ids) - 1)
         self.start_len = len(start_ids)
@@ -41,8 +45,15 @@ class PlainStream:
         self.is_over = False
         self.task: asyncio.Task[None] | None = None
         self._http = http
+        self._is_ordered = order is not None
         self._payload = stream_payload(
-            self.rid, list(start_ids), params, num_top=num_top, max_new_tokens=max_new_tokens, cache_key=cache_key
+            self.rid,
+            list(start_ids),
+            params,
+            num_top=num_top,
+            max_new_tokens=max_new_tokens,
+            cache_key=cache_key,
+            order=order,
         )
         self._ids: list[int] = []
         self._logprobs: list[tuple[Listed, list[Listed] | None]] = []
@@ -103,6 +114,8 @@ class PlainStream:
         if num_new > 0:
             if len(chunk.output_ids) < num_new:
                 raise PeerRefused("target_error", "the stream skipped ids")
+            if self._is_ordered and not _are_drawn(meta.breakeven or [], num_new):
+                raise PeerRefused("target_error", "the plugin in the engine did not draw as ordered")
             self._ids.extend(chunk.output_ids[-num_new:])
             if self.num_top is not None:
                 self._take_logprobs(meta.output_token_logprobs or [], meta.output_top_logprobs, num_new)
@@ -116,3 +129,8 @@ class PlainStream:
             raise PeerRefused("target_error", "the stream skipped logprobs")
         lists: list[list[Listed] | None] = tops[-num_new:] if tops else [None] * num_new
         self._logprobs.extend(zip(own[-num_new:], lists, strict=True))
+
+
+def _are_drawn(entries: list[Any], num_new: int) -> bool:
+    newest = entries[-num_new:]
+    return len(newest) == num_new and all(entry is not None for entry in newest)
