@@ -1,12 +1,14 @@
 """Is the text SGLang's own? Greedy and seeded answers through the gateway, against a real SGLang that runs already.
 
     python -m benchmarks.sglang_identity --url URL [--tap-ring PATH --tap-socket PATH]
-        [--prompts 100] [--tokens 128] [--concurrency 8] [--seeded-prompts 20] [--seeded-tokens 64] [--embedded]
+        [--first 0] [--prompts 16] [--tokens 128] [--concurrency 16]
+        [--seeded-prompts 4] [--seeded-tokens 64] [--embedded]
 
 Greedy: SGLang's own plain answers, then the gateway's with speculation off, on and automatic, all prompts at a set
 concurrency, token by token. Seeded, at temperature 0.8: speculation on against off. Each first divergence is listed
 with the gap between the two ids there, in the quantity that decided: log-probability, or log-probability over
-temperature plus noise. ``--embedded`` also runs the prompts on the embedded engine, to compare acceptance.
+temperature plus noise. ``--embedded`` also runs the prompts on the embedded engine, to compare acceptance. Runs of one
+output file add up, so that a shared machine can be taken for one slice of prompts at a time.
 
 Not a measurement of speed, and not a test: extend and decode kernels may order two ids differently that are closer than
 rounding, alone or in a batch.
@@ -33,7 +35,7 @@ from benchmarks.identity import prompts
 from benchmarks.provenance import provenance
 from wire.noise import gumbel_noise
 
-__all__ = ["main"]
+__all__ = ["main", "summary"]
 
 MODEL = "smollm2-135m-instruct"
 NUM_DRAFTS = 3
@@ -51,17 +53,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--tap-ring", default="")
     parser.add_argument("--tap-socket", default="")
-    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="Number of the first prompt.")
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--seeded-prompts", type=int, default=20)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--seeded-prompts", type=int, default=4)
     parser.add_argument("--seeded-tokens", type=int, default=64)
     parser.add_argument("--embedded", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sglang/identity.json"))
     options = parser.parse_args(argv)
     result = asyncio.run(_Comparison(options).run())
+    runs = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    runs.append({"provenance": provenance(sys.argv), **result})
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"provenance": provenance(sys.argv), **result}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"summary": summary(runs), "runs": runs}, indent=1) + "\n")
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows of the same name added up."""
+    sums: dict[str, dict[str, Any]] = {}
+    for row in (row for run in runs for row in run["rows"]):
+        total = sums.setdefault(row["name"], {"texts": 0, "divergences": []} | dict.fromkeys(_COUNTS, 0))
+        for key in ("texts", *_COUNTS):
+            total[key] += row[key]
+        total["divergences"] += row.get("divergences", [])
+    for total in sums.values():
+        if total["num_rounds"]:
+            total["mean_acceptance_length"] = 1 + total["num_accepted_tokens"] / total["num_rounds"]
+    return sums
 
 
 class _Comparison:
@@ -83,7 +102,8 @@ class _Comparison:
             self._session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
             self._gateway = await stack.enter_async_context(served("cpu-smollm2", flags))
             engine = await self._get(options.url + "/server_info")
-            questions = [await self._tokenize(text) for text in prompts(options.prompts)]
+            texts = prompts(options.first + options.prompts)[options.first :]
+            questions = [await self._tokenize(text) for text in texts]
             await self._greedy(questions)
             await self._seeded(questions[: options.seeded_prompts])
             counters = (await self._get(self._gateway + "/stats"))["verifier"]["counters"]
@@ -161,7 +181,7 @@ class _Comparison:
                 "prompt": question,
                 "max_tokens": num_tokens,
                 "temperature": 0.0,
-                "seed": index,
+                "seed": self._options.first + index,
                 "ignore_eos": True,
                 "return_token_ids": True,
                 "speculation": speculation,
@@ -182,7 +202,9 @@ class _Comparison:
             if a != b:
                 at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
                 found = await gap(index, question + a[:at], a[at], b[at])
-                divergences.append({"prompt": index, "at": at, "ids": [a[at], b[at]], "gap": found})
+                divergences.append(
+                    {"prompt": self._options.first + index, "at": at, "ids": [a[at], b[at]], "gap": found}
+                )
         self._rows[-1] |= {"identical": len(own) - len(divergences), "divergences": divergences}
         print(f"  {len(own) - len(divergences)} of {len(own)} identical {divergences}", flush=True)
 
@@ -200,7 +222,7 @@ class _Comparison:
         listed = await self._listed(ids)
         if first not in listed or second not in listed:
             return None
-        noise = gumbel_noise(index, len(ids), np.array([first, second]))
+        noise = gumbel_noise(self._options.first + index, len(ids), np.array([first, second]))
         return float((listed[first] - listed[second]) / TEMPERATURE + noise[0] - noise[1])
 
     # ------------------------------------------------------------ HTTP
