@@ -22,7 +22,7 @@ from verifier.sglang.plugin.draws import TargetDraws
 from verifier.sglang.plugin.orders import PluginReport
 from verifier.sglang.plugin.tap import FeatureTap
 
-__all__ = ["CAPABILITIES", "TARGETS", "Capability", "Target", "register"]
+__all__ = ["CAPABILITIES", "FIELDS", "TARGETS", "Capability", "Target", "mismatch", "register"]
 
 log = logging.getLogger("breakeven.plugin")
 
@@ -93,6 +93,26 @@ TARGETS: Final[dict[str, Target]] = {
         kind="AROUND",
         parameters=("self", "input_"),
         tested_on=("0.5.23 (CPU)",),
+    ),
+}
+
+
+# What the hooks read of SGLang's own records; looked for by tools.sglang_hooks, not at start.
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    _SRT + "managers.schedule_batch.ScheduleBatch": (
+        *("reqs", "forward_mode", "prefix_lens", "extend_lens", "seq_lens_cpu"),
+    ),
+    _SRT + "managers.schedule_batch.Req": ("rid", "origin_input_ids", "output_ids", "sampling_params"),
+    _SRT + "model_executor.forward_batch_info.ForwardBatch": ("rids", "forward_mode", "input_ids"),
+    _SRT + "layers.logits_processor.LogitsProcessorOutput": (
+        *("next_token_logits", "next_token_logprobs", "hidden_states", "customized_info"),
+    ),
+    _SRT + "sampling.sampling_params.SamplingParams": ("custom_params",),
+    _SRT + "model_executor.model_runner_components.spec_aux_hidden_state.SpecAuxHiddenStateConfig": (
+        *("eagle_use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids", "dflash_use_aux_hidden_state"),
+    ),
+    _SRT + "distributed.parallel_state.GroupCoordinator": (
+        *("unique_name", "rank_in_group", "world_size", "cpu_group", "device_group", "device"),
     ),
 }
 
@@ -210,7 +230,11 @@ def _problem(target: Target) -> str | None:
         found = pkgutil.resolve_name(target.path)
     except (ImportError, AttributeError, RuntimeError) as error:
         return f"{target.path} is not there: {error}"
-    names = tuple(inspect.signature(found).parameters)
+    return mismatch(target, tuple(inspect.signature(found).parameters))
+
+
+def mismatch(target: Target, names: tuple[str, ...]) -> str | None:
+    """Why a function with these parameters can't be hooked, or None."""
     if names[: len(target.parameters)] != target.parameters:
         return f"{target.path} takes {names}, not {target.parameters}"
     missing = [name for name in target.keywords if name not in names]
