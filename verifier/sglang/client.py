@@ -250,12 +250,15 @@ class SGLangVerifierClient:
         assert self._engine is not None
         self._drop_stream(held)
         self.counters["streams"] += 1
+        room = self._engine.info.context_len - len(held.ids)
+        if not held.follows_its_output:
+            room = min(room, self._config.stream_tokens)
         held.stream = PlainStream(
             self._http,
             held.ids,
             held.sampling,
             num_top=route.item.num_logprobs,
-            max_new_tokens=self._engine.info.context_len - len(held.ids),
+            max_new_tokens=room,
             cache_key=held.cache_key,
             order=self._engine.order(held, wants_logprobs=False),
         )

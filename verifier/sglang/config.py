@@ -35,6 +35,9 @@ class SGLangConfig:
         "engine",
         "Who draws in plain rounds: the engine's stream (fast), or our seeded noise (same seed, same text on or off).",
     )
+    stream_tokens: int = setting(
+        512, "Most tokens of one plain stream; the engine reserves room for all of them, so it admits fewer the more."
+    )
     overload_retries: int = setting(4, "How often a verify that the engine refuses for load is tried again.")
     context_len: int = setting(0, "Longest prompt + output in tokens; 0 = the engine's own limit.")
 
@@ -82,6 +85,8 @@ class SGLangConfig:
             raise ConfigError("sglang.url", "must be http://host:port")
         if not 2 <= self.top_logprobs_num <= 4096:
             raise ConfigError("sglang.top_logprobs_num", "must be between 2 and 4096")
+        if not 1 <= self.stream_tokens <= 1 << 20:
+            raise ConfigError("sglang.stream_tokens", "must be between 1 and 1048576")
         if not 0 <= self.overload_retries <= 20:
             raise ConfigError("sglang.overload_retries", "must be between 0 and 20")
         if self.context_len < 0:

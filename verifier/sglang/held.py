@@ -11,6 +11,9 @@ from wire.sampling import SamplingParams
 __all__ = ["HeldRequest"]
 
 
+_FOLLOWS_ITS_OUTPUT = ("grammar", "repetition_penalty", "output_penalty", "min_new_tokens")
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldRequest:
     """One request: its committed ids as the gateway told them, and the engine's stream if one runs for it.
@@ -34,6 +37,11 @@ class HeldRequest:
     cache_key: str = ""
     has_lost_features: bool = False
     posted_rids: set[str] = field(default_factory=set)
+
+    @property
+    def follows_its_output(self) -> bool:
+        """The engine derives something from the output of one of its own requests: no other can go on with it."""
+        return self.plain_reason in _FOLLOWS_ITS_OUTPUT
 
     def align(self, item: VerifyItem) -> bool:
         """Take the item's committed ids; False if they don't continue what is held."""

@@ -43,6 +43,7 @@ class PlainStream:
         self.cached_len = 0
         self.weight_version: str | None = None
         self.is_over = False
+        self._has_all = False
         self.task: asyncio.Task[None] | None = None
         self._http = http
         self._is_ordered = order is not None
@@ -62,8 +63,13 @@ class PlainStream:
         self._num_checked = 0
 
     def continues(self, ids: list[int]) -> bool:
-        """True if the committed ids beyond the start are those this stream produced. Each id is compared once."""
+        """True if the committed ids beyond the start are those this stream produced, and it has or will have the next.
+
+        Each id is compared once.
+        """
         needed = len(ids) - self.start_len
+        if self._has_all and needed >= len(self._ids):
+            return False
         if needed < self._num_checked or needed > len(self._ids):
             return False
         if ids[self.start_len + self._num_checked :] != self._ids[self._num_checked : needed]:
@@ -122,6 +128,7 @@ class PlainStream:
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort":
             raise refusal_of_abort(reason.status_code, reason.message or "")
+        self._has_all = reason is not None
         self._more.set()
 
     def _take_logprobs(self, own: list[Listed], tops: list[list[Listed] | None] | None, num_new: int) -> None:
