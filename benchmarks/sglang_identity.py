@@ -2,7 +2,7 @@
 
     python -m benchmarks.sglang_identity --url URL [--tap-ring PATH --tap-socket PATH]
         [--first 0] [--prompts 16] [--tokens 128] [--concurrency 16]
-        [--seeded-prompts 4] [--seeded-tokens 64] [--embedded]
+        [--modes on,auto,off] [--seeded-prompts 4] [--seeded-tokens 64] [--embedded]
 
 Greedy: SGLang's own plain answers, then the gateway's with speculation off, on and automatic, all prompts at a set
 concurrency, token by token. Seeded, at temperature 0.8: speculation on against off. Each first divergence is listed
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--modes", default="on,auto,off", help="Speculation modes of the greedy answers.")
     parser.add_argument("--seeded-prompts", type=int, default=4)
     parser.add_argument("--seeded-tokens", type=int, default=64)
     parser.add_argument("--embedded", action="store_true")
@@ -123,7 +124,7 @@ class _Comparison:
     async def _greedy(self, questions: list[Ids]) -> None:
         num_tokens = self._options.tokens
         own = await self._texts("SGLang's own", questions, num_tokens, self._ask_engine)
-        for mode in ("on", "auto", "off"):
+        for mode in self._options.modes.split(","):
             name = f"greedy, {mode}"
             texts = await self._texts(name, questions, num_tokens, self._ask({"mode": mode}, {}))
             await self._compare(questions, own, texts, self._greedy_gap)
