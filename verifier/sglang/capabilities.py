@@ -167,7 +167,8 @@ def _context_len(config: SGLangConfig, server_info: dict[str, Any], model: dict[
     limits = [int(model.get("max_position_embeddings") or 0)]
     if server_info.get("context_length"):
         limits = [int(server_info["context_length"])]
-    # One request can't be longer than the whole KV pool.
-    limits += [int(server_info.get(key) or 0) for key in ("max_total_num_tokens",)]
+    # One request can't be longer than the whole KV pool. The engine keeps a few positions of its context to itself
+    # (max_req_input_len is 6 less in 0.5.17 to 0.5.23); a verify near the end would be refused as too long an input.
+    limits += [int(server_info.get(key) or 0) for key in ("max_total_num_tokens", "max_req_input_len")]
     limits.append(config.context_len)
     return min((limit for limit in limits if limit > 0), default=2048)

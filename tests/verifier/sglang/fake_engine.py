@@ -73,7 +73,7 @@ class FakeEngine:
                     "num_hidden_layers": 12,
                     "vocab_size": toy_model.VOCAB_SIZE,
                     "hidden_size": toy_model.HIDDEN_SIZE,
-                    "max_position_embeddings": self.context_len,
+                    "max_position_embeddings": self.context_len + 6,
                 }
             )
         )
@@ -112,6 +112,7 @@ class FakeEngine:
                 "page_size": self.page_size,
                 "context_length": None,
                 "max_total_num_tokens": 32768,
+                "max_req_input_len": self.context_len,  # SGLang keeps six positions to itself
                 "enable_return_hidden_states": self.captures_aux,
                 **({"enable_return_aux_hidden_states": self.captures_aux} if self.has_aux_flag else {}),
                 "return_aux_hidden_state_layer_ids": None,
