@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GAMMA", "MIX1", "MIX2", "gumbel_noise", "noise_key"]
+__all__ = ["GAMMA", "MIX1", "MIX2", "gumbel_noise", "noise_keys"]
 
 # SplitMix64's constants, public for the batched form that runs where torch runs.
 GAMMA = 0x9E3779B97F4A7C15
@@ -35,11 +35,11 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z
 
 
-def noise_key(seed: int, position: int) -> npt.NDArray[np.uint64]:
-    """[1] the hash of (seed, position) that the noise of every id at that position starts from."""
+def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """[N] hashes of (seed, position): what the noise of every id at that position starts from."""
     with np.errstate(over="ignore"):  # wrapping multiplication is the point
-        key = _mix(np.array([seed], dtype=np.uint64) + _GAMMA)
-        return _mix(key ^ (np.array([position], dtype=np.uint64) * _GAMMA + _MIX2))
+        keys = _mix(seeds + _GAMMA)
+        return _mix(keys ^ (positions * _GAMMA + _MIX2))
 
 
 def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -53,7 +53,7 @@ def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> 
     Returns:
         [N] float64, finite.
     """
-    key = noise_key(seed, position)
+    key = noise_keys(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))
     with np.errstate(over="ignore"):
         bits = token_ids.astype(np.uint64)
         bits += np.uint64(1)

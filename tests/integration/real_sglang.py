@@ -76,7 +76,7 @@ def free_port() -> int:
 class Engine:
     """An engine under the launcher, in a loop of its own thread: its log is read all the time, or it would block."""
 
-    def __init__(self, directory: Path, *, args: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, *, args: tuple[str, ...] = (), env: tuple[str, ...] = ()) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         place_plugin(directory)
         self.gateway_flags = {
@@ -86,7 +86,7 @@ class Engine:
         }
         flags = {"sglang.python": os.environ["BREAKEVEN_SGLANG_PYTHON"], "sglang.state_dir": str(directory)}
         config = load_settings("cpu-smollm2", {**self.gateway_flags, **flags}).section("sglang", SGLangConfig)
-        config = dataclasses.replace(config, args=(*config.args, *args))
+        config = dataclasses.replace(config, args=(*config.args, *args), env=env or config.env)
         cache_dir = Path.home() / ".cache" / "breakeven"
         model_dir = resolve_model_dir(config.model_path, cache_dir=cache_dir, progress=lambda phase, share: None)
         self._config, self._model_dir = config, str(model_dir)

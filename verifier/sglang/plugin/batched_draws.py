@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from verifier.sglang.plugin.row_draws import RowGroup, RowState
-from wire.noise import GAMMA, MIX1, MIX2, noise_key
+from wire.noise import GAMMA, MIX1, MIX2, noise_keys
 from wire.sampling import SamplingParams
 
 __all__ = ["BatchedDraws", "gumbel_rows"]
@@ -39,7 +40,7 @@ def gumbel_rows(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """wire.noise.gumbel_noise of every id, for each row.
 
     Args:
-        keys: [R] int64, the bits of ``noise_key``.
+        keys: [R] int64, the bits of ``noise_keys``.
 
     Returns:
         [R, V] float64.
@@ -89,17 +90,16 @@ class BatchedDraws:
         """See RowDraws."""
         values = rows.double()
         params: list[SamplingParams] = []
-        keys: list[int] = []
+        positions: list[int] = []
         for group in groups:
             for i in range(group.count):
                 _process(values[len(params)], group, i)
                 params.append(group.state.params)
-                key = noise_key(group.state.params.seed, group.position + i)
-                keys.append(_signed(int(key[0])))
+                positions.append(group.position + i)
         sampled = [i for i, p in enumerate(params) if not p.is_greedy]
         if sampled:
             index = torch.tensor(sampled, device=rows.device)
-            scored = _scored(values[index], [params[i] for i in sampled], [keys[i] for i in sampled])
+            scored = _scored(values[index], [params[i] for i in sampled], [positions[i] for i in sampled])
             values = values.index_copy(0, index, scored)
         return _lowest_argmax(values)
 
@@ -131,7 +131,7 @@ def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
     row -= torch.where(output > 0, used, torch.zeros_like(used))
 
 
-def _scored(values: torch.Tensor, params: list[SamplingParams], keys: list[int]) -> torch.Tensor:
+def _scored(values: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> torch.Tensor:
     """Steps 6 to 10 without the argmax: [S, V], -inf where filtered away."""
     device, size = values.device, values.shape[1]
     values = values - values.max(dim=1, keepdim=True).values
@@ -140,7 +140,9 @@ def _scored(values: torch.Tensor, params: list[SamplingParams], keys: list[int])
     if filtered:
         index = torch.tensor(filtered, device=device)
         values = values.index_copy(0, index, _filtered(values[index], [params[i] for i in filtered]))
-    return values + gumbel_rows(torch.tensor(keys, device=device), size)
+    seeds = np.array([p.seed for p in params], dtype=np.uint64)
+    keys = noise_keys(seeds, np.array(positions, dtype=np.uint64)).view(np.int64)
+    return values + gumbel_rows(torch.from_numpy(keys).to(device), size)
 
 
 def _filtered(values: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
