@@ -30,6 +30,7 @@ class EngineCapabilities:
         page_size: cached prefixes are whole pages of so many tokens.
         max_input_len: longest input the engine takes.
         draws_target_ids: the plugin draws in the engine, for all sampling but with a grammar.
+        has_fast_lane: the plugin takes verify batches past HTTP.
         filters_jointly: top_k and top_p act on the same unfiltered probabilities also together with min_p.
         missing: what this engine can't do and what that means, for the log.
     """
@@ -41,6 +42,7 @@ class EngineCapabilities:
     page_size: int
     max_input_len: int
     draws_target_ids: bool
+    has_fast_lane: bool
     filters_jointly: bool
     missing: tuple[str, ...]
 
@@ -78,6 +80,9 @@ def read_capabilities(
     draws = report is not None and "target_ids" in report.on
     if not draws and config.target_ids == "auto":
         missing.append("no plugin draws in the engine: ids are chosen from lists, penalties and biases run plain")
+    has_lane = bool(config.lane_endpoint) and report is not None and "fast_lane" in report.on
+    if config.lane_endpoint and not has_lane:
+        missing.append("the plugin announces no fast lane: rounds go by HTTP")
     for name, reason in (report.off if report is not None else {}).items():
         missing.append(f"the plugin's {name} is off: {reason}")
     page_size = int(server_info.get("page_size") or 1)
@@ -107,6 +112,7 @@ def read_capabilities(
         page_size=page_size,
         max_input_len=context_len - 1,
         draws_target_ids=draws,
+        has_fast_lane=has_lane,
         filters_jointly=server_info.get("sampling_backend") == "pytorch",
         missing=tuple(missing),
     )

@@ -20,6 +20,7 @@ import structlog
 from verifier.sglang.capabilities import EngineCapabilities, read_capabilities
 from verifier.sglang.config import SGLangConfig
 from verifier.sglang.counters import Counters
+from verifier.sglang.fast_lane import FastLane
 from verifier.sglang.held import HeldRequest
 from verifier.sglang.http import EngineHttp
 from verifier.sglang.indexing import read_report, report_payload
@@ -84,6 +85,7 @@ class SGLangVerifierClient:
         finally:
             self._group = None
             self.peer_lost("closing")
+            self._close_lane()
             self._sources.close()
             await self._http.close()
 
@@ -94,6 +96,7 @@ class SGLangVerifierClient:
             PeerLate: ``run`` was not started within ``timeout_s``.
         """
         self.peer_lost("reconnecting")
+        self._close_lane()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_started.wait()
@@ -328,7 +331,9 @@ class SGLangVerifierClient:
             features=engine.features,
             page_size=engine.page_size,
             draws="plugin" if engine.draws_target_ids else "lists",
+            rounds="fast lane" if engine.has_fast_lane else "http",
         )
+        self._open_lane(engine)
         self._source = self._sources.open(engine)
         self._router = Router(engine, self._config, self._source)
         self._runner = RoundRunner(
@@ -340,6 +345,17 @@ class SGLangVerifierClient:
             abort=self._abort,
             weight_version=lambda: self._weight_version,
         )
+
+    def _open_lane(self, engine: EngineCapabilities) -> None:
+        self._close_lane()
+        if engine.has_fast_lane and self._group is not None:
+            lane = self._poster.lane = FastLane(self._config.lane_endpoint)
+            lane.task = self._group.create_task(lane.read())
+
+    def _close_lane(self) -> None:
+        lane, self._poster.lane = self._poster.lane, None
+        if lane is not None:
+            lane.close()
 
     def _note_weights(self, version: str | None) -> None:
         if version != self._weight_version:

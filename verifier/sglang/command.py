@@ -79,6 +79,7 @@ def _plugin_config(config: SGLangConfig) -> PluginConfig:
         draws_target_ids=config.target_ids == "auto",
         captures_aux=config.features != "off" and config.aux_capture == "plugin",
         all_reduce=config.all_reduce,
+        lane_endpoint=config.lane_endpoint,
     )
 
 

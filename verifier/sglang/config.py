@@ -27,6 +27,9 @@ class SGLangConfig:
     tap_ring_path: str = setting("", "Tensor ring the plugin writes; empty = no plugin.")
     tap_socket_path: str = setting("", "Datagram socket on which the plugin announces what it wrote.")
     tap_timeout_s: float = setting(0.25, "How long an announcement may come after its reply.")
+    lane_endpoint: str = setting(
+        "", "Where the plugin takes verify batches past HTTP, e.g. ipc:///tmp/breakeven-lane; empty = HTTP only."
+    )
     target_ids: Literal["auto", "off"] = setting(
         "auto", "Have the plugin draw the target's ids in the engine where it can; off = choose from logprob lists."
     )

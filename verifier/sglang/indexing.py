@@ -56,7 +56,8 @@ class Ask:
     """One sequence of a batch request.
 
     base_len: committed ids among ``input_ids``; the rest are drafts. start_len: s above. num_top: length of the lists.
-    order: the plugin draws the target's ids; None = they are chosen here, from the lists.
+    order: the plugin draws the target's ids; None = they are chosen here, from the lists. is_round: a verify round, short
+    enough that nobody has to abort it, unlike a prompt.
     """
 
     rid: str
@@ -67,6 +68,7 @@ class Ask:
     wants_hidden: bool
     cache_key: str = ""
     order: DrawOrder | None = None
+    is_round: bool = False
 
     @property
     def num_drafts(self) -> int:

@@ -127,6 +127,7 @@ class RoundRunner:
             order=order,
             wants_hidden=route.features_from is not None and self._source is not None and self._source.in_reply,
             cache_key=held.cache_key,
+            is_round=item.start > 0,
         )
 
     async def _send(self, routes: list[Route], asks: list[Ask]) -> list[Answer | PeerRefused]:
@@ -152,7 +153,8 @@ class RoundRunner:
             and answer.meta_info.cached_tokens != ask.start_len // self._engine.page_size * self._engine.page_size
         ):
             self._counters["cached_tokens_differ"] += 1
-        changed = self._weights_changed(held, answer.meta_info.weight_version)
+        # The fast lane's answers don't name the weights; the last status did.
+        changed = self._weights_changed(held, answer.meta_info.weight_version or self._weight_version())
         if changed is not None:
             return changed
         posted = _Posted(ask=ask, answer=answer)
@@ -235,6 +237,7 @@ class RoundRunner:
                             num_top=self._engine.info.vocab_size,
                             wants_hidden=False,
                             cache_key=route.held.cache_key,
+                            is_round=True,
                         )
                     )
             if not asks:

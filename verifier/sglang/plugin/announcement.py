@@ -1,4 +1,4 @@
-"""What the plugin says to the gateway: one datagram for each piece of features it wrote, and the names they share."""
+"""What the plugin says to the gateway: datagrams listing the pieces of features it wrote, and the names they share."""
 
 from __future__ import annotations
 

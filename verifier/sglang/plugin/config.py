@@ -17,6 +17,7 @@ _TARGET_IDS: Final = "BREAKEVEN_TARGET_IDS"
 _CAPTURE_AUX: Final = "BREAKEVEN_CAPTURE_AUX"
 _KEEP_GRAPH_INPUTS: Final = "BREAKEVEN_KEEP_GRAPH_INPUTS"
 _ALL_REDUCE: Final = "BREAKEVEN_ALL_REDUCE"
+_LANE: Final = "BREAKEVEN_LANE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class PluginConfig:
         captures_aux: make an engine without a flag for it capture aux hidden states.
         keeps_graph_inputs: True, False, or None = where the engine's version needs it.
         all_reduce: "module:attribute" of a provider's factory, "" = SGLang's own.
+        lane_endpoint: where the fast lane is bound, "" = no lane.
     """
 
     ring_path: Path | None = None
@@ -39,6 +41,12 @@ class PluginConfig:
     captures_aux: bool = False
     keeps_graph_inputs: bool | None = None
     all_reduce: str = ""
+    lane_endpoint: str = ""
+
+    @property
+    def is_used(self) -> bool:
+        """A gateway works with this engine; not so where the plugin is only installed."""
+        return self.draws_target_ids or self.ring_path is not None or bool(self.lane_endpoint)
 
 
 def read_plugin_config() -> PluginConfig:
@@ -55,6 +63,7 @@ def read_plugin_config() -> PluginConfig:
         captures_aux=os.environ.get(_CAPTURE_AUX) == "1",
         keeps_graph_inputs={"1": True, "0": False}.get(kept),
         all_reduce=os.environ.get(_ALL_REDUCE, ""),
+        lane_endpoint=os.environ.get(_LANE, ""),
     )
 
 
@@ -71,4 +80,6 @@ def plugin_environ(config: PluginConfig) -> list[tuple[str, str]]:
         environ.append((_KEEP_GRAPH_INPUTS, str(int(config.keeps_graph_inputs))))
     if config.all_reduce:
         environ.append((_ALL_REDUCE, config.all_reduce))
+    if config.lane_endpoint:
+        environ.append((_LANE, config.lane_endpoint))
     return environ

@@ -19,6 +19,8 @@ from verifier.sglang.plugin.all_reduce import AllReduceReplacement
 from verifier.sglang.plugin.capture import capture_aux
 from verifier.sglang.plugin.config import PluginConfig, read_plugin_config
 from verifier.sglang.plugin.draws import TargetDraws
+from verifier.sglang.plugin.finishing import leave_out_finishing
+from verifier.sglang.plugin.lane import SchedulerLane
 from verifier.sglang.plugin.orders import PluginReport
 from verifier.sglang.plugin.tap import FeatureTap
 
@@ -81,6 +83,30 @@ TARGETS: Final[dict[str, Target]] = {
         kind="REPLACE",
         parameters=("x",),
     ),
+    "running_batch": Target(
+        path=_SRT + "managers.scheduler.Scheduler.update_running_batch",
+        kind="BEFORE",
+        parameters=("self", "batch"),
+        tested_on=("0.5.17 (CPU, overlap)",),
+    ),
+    "inbox": Target(
+        path=_SRT + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
+        kind="AFTER",
+        parameters=("self",),
+        tested_on=(*_CPU, "0.5.17 (H200)"),
+    ),
+    "outbox": Target(
+        path=_SRT + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+        kind="AROUND",
+        parameters=("self", "reqs", "return_logprob"),
+        tested_on=(*_CPU, "0.5.17 (H200)"),
+    ),
+    "idle_sleeper": Target(
+        path=_SRT + "managers.scheduler_components.idle_sleeper.IdleSleeper.__init__",
+        kind="AFTER",
+        parameters=("self", "sockets"),
+        tested_on=_CPU,
+    ),
     "group_init": Target(
         path=_SRT + "distributed.parallel_state.GroupCoordinator.__init__",
         kind="AFTER",
@@ -99,10 +125,14 @@ TARGETS: Final[dict[str, Target]] = {
 
 # What the hooks read of SGLang's own records; looked for by tools.sglang_hooks, not at start.
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    _SRT + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver": ("model_config",),
     _SRT + "managers.schedule_batch.ScheduleBatch": (
         *("reqs", "forward_mode", "prefix_lens", "extend_lens", "seq_lens_cpu"),
     ),
-    _SRT + "managers.schedule_batch.Req": ("rid", "origin_input_ids", "output_ids", "sampling_params"),
+    _SRT + "managers.schedule_batch.Req": (
+        *("rid", "origin_input_ids", "output_ids", "sampling_params", "cached_tokens", "customized_info"),
+        *("finished_reason", "finished_output", "finished_len", "return_logprob", "logprob"),
+    ),
     _SRT + "model_executor.forward_batch_info.ForwardBatch": ("rids", "forward_mode", "input_ids"),
     _SRT + "layers.logits_processor.LogitsProcessorOutput": (
         *("next_token_logits", "next_token_logprobs", "hidden_states", "customized_info"),
@@ -154,6 +184,19 @@ def _kept_inputs(config: PluginConfig, report: Callable[[], PluginReport]) -> di
     return {"graph_inputs": lambda x: x}
 
 
+def _finishing(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+    return {"running_batch": leave_out_finishing}
+
+
+def _lane(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+    lane = SchedulerLane(config.lane_endpoint)
+    return {
+        "inbox": lane.after_pull,
+        "outbox": lane.around_stream_output,
+        "idle_sleeper": lane.after_idle_sleeper,
+    }
+
+
 def _all_reduce(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
     replacement = AllReduceReplacement(config.all_reduce)
     return {"group_init": replacement.after_group_init, "all_reduce": replacement.around_all_reduce}
@@ -165,9 +208,7 @@ def _needs_kept_inputs(config: PluginConfig) -> bool:
     """
     if config.keeps_graph_inputs is not None:
         return config.keeps_graph_inputs
-    # Not for an engine that loads the plugin only because it is installed.
-    is_used = config.draws_target_ids or config.ring_path is not None
-    return is_used and (0, 5, 17) <= _engine_version() <= (0, 5, 23)
+    return config.is_used and (0, 5, 17) <= _engine_version() <= (0, 5, 23)
 
 
 CAPABILITIES: Final[tuple[Capability, ...]] = (
@@ -180,6 +221,18 @@ CAPABILITIES: Final[tuple[Capability, ...]] = (
     ),
     Capability(name="aux_capture", targets=("aux_config",), is_wanted=lambda c: c.captures_aux, make=_capture),
     Capability(name="kept_graph_inputs", targets=("graph_inputs",), is_wanted=_needs_kept_inputs, make=_kept_inputs),
+    Capability(
+        name="skipped_decodes",
+        targets=("running_batch",),
+        is_wanted=lambda c: c.is_used and _engine_version() < (0, 5, 23),
+        make=_finishing,
+    ),
+    Capability(
+        name="fast_lane",
+        targets=("inbox", "outbox", "idle_sleeper"),
+        is_wanted=lambda c: bool(c.lane_endpoint),
+        make=_lane,
+    ),
     Capability(
         name="all_reduce",
         targets=("group_init", "all_reduce"),
