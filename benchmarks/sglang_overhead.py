@@ -123,7 +123,7 @@ def _measure_into(result: dict[str, Any], engine: Engine, plan: Plan, options: a
     begin = time.monotonic()
     try:
         asyncio.run(_measure(entry, engine, plan, options))
-    except Exception:  # a benchmark's boundary: other variants still count
+    except Exception:  # noqa: BLE001 - a benchmark's boundary: other variants still count
         entry["error"] = traceback.format_exc(limit=-4)
         entry["engine_log"] = engine.log_tail()
     entry["ready_s"] = engine.ready_s

@@ -143,8 +143,8 @@ def plan_variants(
     """What is compared. ``captures_by_flag``: this SGLang has --enable-return-aux-hidden-states (0.5.23)."""
     ids_only = ("--skip-tokenizer-init",)
     if captures_by_flag:
-        tap_args = ("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3")
-        tap_env = {}
+        tap_args: tuple[str, ...] = ("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3")
+        tap_env: dict[str, str] = {}
     else:
         tap_args, tap_env = ("--enable-return-hidden-states",), {"BREAKEVEN_CAPTURE_AUX": "1"}
     speculation = (
@@ -203,7 +203,7 @@ def plan_variants(
 
 def ring_path(directory: Path) -> Path:
     """Where the tap of the engine in ``directory`` writes: memory, not a disk."""
-    shared = Path("/dev/shm")
+    shared = Path("/dev/shm")  # noqa: S108 - a name of its own, removed at the end
     return (shared if shared.is_dir() else directory) / f"breakeven-bench-{directory.name}-{os.getpid()}"
 
 

@@ -1,4 +1,4 @@
-"""One measured round each: verify as the gateway's client does it, plain decode by the engine's stream, an empty call."""
+"""One measured round each: verify as the gateway's client does it, plain decode by the engine, an empty call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sequences:
     @classmethod
     def fresh(cls, count: int, length: int, *, vocab_size: int, seed: int) -> Sequences:
         """``count`` contexts of ``length`` ids."""
-        draw = random.Random(seed)
+        draw = random.Random(seed)  # noqa: S311 - ids to compute on
         top = vocab_size - 10
         ids = [[draw.randrange(10, top) for _ in range(length)] for _ in range(count)]
         return cls(ids, vocab_size, draw, [uuid.uuid4().hex for _ in range(count)])
@@ -131,7 +131,7 @@ async def verify_round(
 
 
 async def measure_plain(http: EngineHttp, sequences: Sequences, num_tokens: int) -> Plain:
-    """Stream ``num_tokens`` ids of each sequence at once; the ids are not kept. The first chunk is prefill, left out."""
+    """Stream ``num_tokens`` ids of each sequence at once; the ids are not kept. The chunk of prefill is left out."""
 
     async def stream(ids: Sequence[int], key: str) -> tuple[list[float], list[int]]:
         times: list[float] = []

@@ -17,8 +17,8 @@ from wire.errors import PeerLate, PeerLost, PeerRefused
 
 __all__ = ["EngineHttp"]
 
-# SGLang closes an idle connection after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE). A POST on one that it is just closing fails, and
-# aiohttp may not send it again; so ours are given up first.
+# SGLang closes an idle connection after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE). A POST on one that it is just closing fails,
+# and aiohttp may not send it again; so ours are given up first.
 _KEEPALIVE_S = 3.0
 # Parsing more than this takes over a millisecond and leaves the event loop.
 _LARGE_BODY_BYTES = 512 * 1024

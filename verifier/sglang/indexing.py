@@ -56,8 +56,8 @@ class Ask:
     """One sequence of a batch request.
 
     base_len: committed ids among ``input_ids``; the rest are drafts. start_len: s above. num_top: length of the lists.
-    order: the plugin draws the target's ids; None = they are chosen here, from the lists. is_round: a verify round, short
-    enough that nobody has to abort it, unlike a prompt.
+    order: the plugin draws the target's ids; None = they are chosen here, from the lists. is_round: a verify round,
+    short enough that nobody has to abort it, unlike a prompt.
     """
 
     rid: str

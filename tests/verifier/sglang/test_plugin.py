@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,26 @@ async def test_tapped_rows_arrive(tmp_path: Path) -> None:
         assert await source.spans(rid, ANSWER, first=1, last=8) is None  # position 1 was not wanted
         source.forget(rid)
         assert source.streamed(rid, first=8, last=8) is None
+    finally:
+        source.close()
+        assert tap._ring is not None
+        tap._ring.close()
+        assert tap._socket is not None
+        tap._socket.close()
+
+
+async def test_a_pass_of_many_sequences_is_told_whole(tmp_path: Path) -> None:
+    """Linux queues ten datagrams at a socket: one for each of 40 sequences would lose thirty."""
+    source = TapSource(tmp_path / "tap.sock", timeout_s=0.5)
+    source.open()
+    tap = FeatureTap(dataclasses.replace(config(tmp_path), ring_slots=64))
+    try:
+        rids = [new_rid(9) for _ in range(40)]
+        result = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.zeros(40, 3)))
+        tap.around_forward(lambda worker, given: result, None, batch("extend", [(rid, 9, 1) for rid in rids]))
+        assert tap._num_dropped == 0
+        for rid in rids:
+            assert await source.spans(rid, ANSWER, first=9, last=9) is not None
     finally:
         source.close()
         assert tap._ring is not None

@@ -102,7 +102,7 @@ class SchedulerLane:
                 if call.version != LANE_VERSION:
                     raise ValueError(f"the lane speaks version {LANE_VERSION}, not {call.version}")
                 batches.append(_engine_batch(call, receiver.model_config.vocab_size))
-            except Exception as error:  # what one caller sends must not close the lane for others
+            except Exception as error:  # noqa: BLE001 - what one caller sends must not close the lane for others
                 log.warning("breakeven: a call over the fast lane was refused: %s", error)
                 self._send(caller, LaneAnswers([], str(error) or type(error).__name__))
                 continue
