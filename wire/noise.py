@@ -14,11 +14,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["gumbel_noise"]
+__all__ = ["GAMMA", "MIX1", "MIX2", "gumbel_noise", "noise_keys"]
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
+# SplitMix64's constants, public for the batched form that runs where torch runs.
+GAMMA = 0x9E3779B97F4A7C15
+MIX1 = 0xBF58476D1CE4E5B9
+MIX2 = 0x94D049BB133111EB
+_GAMMA, _MIX1, _MIX2 = np.uint64(GAMMA), np.uint64(MIX1), np.uint64(MIX2)
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -33,6 +35,13 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z
 
 
+def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """[N] hashes of (seed, position): what the noise of every id at that position starts from."""
+    with np.errstate(over="ignore"):  # wrapping multiplication is the point
+        keys = _mix(seeds + _GAMMA)
+        return _mix(keys ^ (positions * _GAMMA + _MIX2))
+
+
 def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise for each id.
 
@@ -44,9 +53,8 @@ def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> 
     Returns:
         [N] float64, finite.
     """
-    with np.errstate(over="ignore"):  # wrapping multiplication is the point
-        key = _mix(np.array([seed], dtype=np.uint64) + _GAMMA)
-        key = _mix(key ^ (np.array([position], dtype=np.uint64) * _GAMMA + _MIX2))
+    key = noise_keys(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))
+    with np.errstate(over="ignore"):
         bits = token_ids.astype(np.uint64)
         bits += np.uint64(1)
         bits *= _GAMMA

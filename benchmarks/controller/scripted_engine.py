@@ -278,7 +278,7 @@ class _Tap:
                 for at in range(0, piece.count, _SLOT_ROWS)
             ]
             try:
-                said = Announcement(rid=rid, spans=tuple(spans))
+                said = [Announcement(rid=rid, span=span) for span in spans]
                 self._socket.sendto(msgspec.msgpack.encode(said), self._socket_path)
             except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
                 return  # nobody listens yet

@@ -19,15 +19,18 @@ arithmetic from step 1 on is float64, one row at a time, so a row's choice depen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from verifier.embedded.grammar import GrammarState, Mask
 from wire.messages import PositionLogprobs, TopLogprob
 from wire.noise import gumbel_noise
 from wire.sampling import SamplingParams
+
+if TYPE_CHECKING:  # the plugin samples with this module where no grammar library need be
+    from verifier.embedded.grammar import GrammarState, Mask
 
 __all__ = ["TokenSampler", "position_logprobs"]
 
@@ -68,13 +71,14 @@ class TokenSampler:
         self._output_counts = np.zeros_like(self._prompt_counts)
 
     def choose(
-        self, logits: npt.NDArray[np.float32], committed_ids: list[int], draft_ids: tuple[int, ...]
+        self, logits: npt.NDArray[np.float32], committed_ids: Sequence[int], draft_ids: tuple[int, ...]
     ) -> list[int]:
         """The target's choice at each of the K+1 positions of a round.
 
         Args:
             logits: [K+1, V] raw; row i belongs to context + draft_ids[:i].
-            committed_ids: all ids before the round, length L; row i draws the id at position L + i.
+            committed_ids: all ids before the round, length L; row i draws the id at position L + i. Only a penalty or a
+                grammar reads the ids, for other requests the length is enough.
             draft_ids: [K].
 
         Returns:
@@ -98,7 +102,7 @@ class TokenSampler:
             self._add(draft_id, base + index, -1)
         return chosen
 
-    def _count(self, committed_ids: list[int]) -> None:
+    def _count(self, committed_ids: Sequence[int]) -> None:
         if not self._tracks_counts:
             return
         if self._counted_len > len(committed_ids):

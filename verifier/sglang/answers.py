@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from verifier.sglang.plugin.orders import Drawn
+
 __all__ = ["Answer", "FinishReason", "Listed", "MetaInfo", "read_answers", "read_chunk"]
 
 # [log-probability, token id, None]; the first input position has no log-probability.
@@ -21,7 +23,10 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 
 class MetaInfo(msgspec.Struct, frozen=True):
-    """The numbers beside the ids. Lists hold one entry per position; see ``indexing`` for which."""
+    """The numbers beside the ids. Lists hold one entry per position; see ``indexing`` for which.
+
+    breakeven: the plugin's word on each output token: 1 or a ``Drawn`` where it was drawn as ordered.
+    """
 
     id: str = ""
     finish_reason: FinishReason | None = None
@@ -35,6 +40,7 @@ class MetaInfo(msgspec.Struct, frozen=True):
     output_token_logprobs: list[Listed] | None = None
     output_top_logprobs: list[list[Listed] | None] | None = None
     hidden_states: msgspec.Raw = msgspec.Raw(b"")
+    breakeven: list[Drawn | int | None] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):

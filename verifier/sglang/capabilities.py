@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verifier.sglang.config import SGLangConfig
+from verifier.sglang.held import HeldRequest
+from verifier.sglang.plugin.orders import DrawOrder, PluginReport
 from wire.errors import PeerLost
 from wire.messages import VerifierInfo
 
 __all__ = ["EngineCapabilities", "read_capabilities"]
 
-TESTED_VERSIONS = ("0.5.23",)
+TESTED_VERSIONS = ("0.5.17", "0.5.23")
 # Attention back-ends that force pages of more than one token: every verify then recomputes up to a page.
 Features = Literal["json", "tap", "off"]
 
@@ -27,6 +29,8 @@ class EngineCapabilities:
         features: how aux hidden states come.
         page_size: cached prefixes are whole pages of so many tokens.
         max_input_len: longest input the engine takes.
+        draws_target_ids: the plugin draws in the engine, for all sampling but with a grammar.
+        has_fast_lane: the plugin takes verify batches past HTTP.
         filters_jointly: top_k and top_p act on the same unfiltered probabilities also together with min_p.
         missing: what this engine can't do and what that means, for the log.
     """
@@ -37,14 +41,30 @@ class EngineCapabilities:
     features: Features
     page_size: int
     max_input_len: int
+    draws_target_ids: bool
+    has_fast_lane: bool
     filters_jointly: bool
     missing: tuple[str, ...]
 
+    def order(self, held: HeldRequest, *, wants_logprobs: bool) -> DrawOrder | None:
+        """What the plugin draws for a request whose committed ids are ``held.ids``; None if it does not."""
+        if not self.draws_target_ids or held.sampling.grammar is not None:
+            return None
+        return DrawOrder(
+            sampling=held.sampling,
+            base_len=len(held.ids),
+            prompt_len=held.prompt_len,
+            wants_logprobs=wants_logprobs,
+        )
+
 
 def read_capabilities(
-    config: SGLangConfig, server_info: dict[str, Any], model_info: dict[str, Any]
+    config: SGLangConfig,
+    server_info: dict[str, Any],
+    model_info: dict[str, Any],
+    report: PluginReport | None = None,
 ) -> EngineCapabilities:
-    """Resolve what was read.
+    """Resolve what was read; ``report`` is the plugin's own word, None if none draws in the engine.
 
     Raises:
         PeerLost: the target's directory is not readable here, so prompts could not be tokenized.
@@ -56,7 +76,15 @@ def read_capabilities(
     if version not in TESTED_VERSIONS:
         missing.append(f"SGLang {version} is untested, tested is {', '.join(TESTED_VERSIONS)}")
     num_layers = int(model["num_hidden_layers"])
-    features, aux_layer_ids = _features(config, server_info, num_layers, missing)
+    features, aux_layer_ids = _features(config, server_info, report, num_layers, missing)
+    draws = report is not None and "target_ids" in report.on
+    if not draws and config.target_ids == "auto":
+        missing.append("no plugin draws in the engine: ids are chosen from lists, penalties and biases run plain")
+    has_lane = bool(config.lane_endpoint) and report is not None and "fast_lane" in report.on
+    if config.lane_endpoint and not has_lane:
+        missing.append("the plugin announces no fast lane: rounds go by HTTP")
+    for name, reason in (report.off if report is not None else {}).items():
+        missing.append(f"the plugin's {name} is off: {reason}")
     page_size = int(server_info.get("page_size") or 1)
     if page_size > 1:
         missing.append(f"page_size is {page_size}: every verify recomputes up to a page")
@@ -83,6 +111,8 @@ def read_capabilities(
         features=features,
         page_size=page_size,
         max_input_len=context_len - 1,
+        draws_target_ids=draws,
+        has_fast_lane=has_lane,
         filters_jointly=server_info.get("sampling_backend") == "pytorch",
         missing=tuple(missing),
     )
@@ -108,9 +138,15 @@ def _model_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _features(
-    config: SGLangConfig, server_info: dict[str, Any], num_layers: int, missing: list[str]
+    config: SGLangConfig,
+    server_info: dict[str, Any],
+    report: PluginReport | None,
+    num_layers: int,
+    missing: list[str],
 ) -> tuple[Features, tuple[int, ...]]:
     captures_aux = bool(server_info.get("enable_return_aux_hidden_states"))
+    if report is not None and "aux_capture" in report.on:  # engines without that flag
+        captures_aux = captures_aux or bool(server_info.get("enable_return_hidden_states"))
     wanted = config.features
     if wanted == "off":
         return "off", ()
@@ -137,7 +173,8 @@ def _context_len(config: SGLangConfig, server_info: dict[str, Any], model: dict[
     limits = [int(model.get("max_position_embeddings") or 0)]
     if server_info.get("context_length"):
         limits = [int(server_info["context_length"])]
-    # One request can't be longer than the whole KV pool.
-    limits += [int(server_info.get(key) or 0) for key in ("max_total_num_tokens",)]
+    # One request can't be longer than the whole KV pool. The engine keeps a few positions of its context to itself
+    # (max_req_input_len is 6 less in 0.5.17 to 0.5.23); a verify near the end would be refused as too long an input.
+    limits += [int(server_info.get(key) or 0) for key in ("max_total_num_tokens", "max_req_input_len")]
     limits.append(config.context_len)
     return min((limit for limit in limits if limit > 0), default=2048)

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from verifier.sglang.indexing import TopList
 from verifier.sglang.sampling import Chosen, choose
 from wire.messages import PositionLogprobs, TopLogprob
 from wire.sampling import SamplingParams
 
-__all__ = ["RoundChooser", "position_logprobs"]
+__all__ = ["DrawnRound", "RoundChooser", "RoundIds", "position_logprobs"]
+
+
+class RoundIds(Protocol):
+    """The target's ids of one round."""
+
+    @property
+    def target_ids(self) -> tuple[int, ...]:
+        """[K+1] ids."""
+        ...
+
+    def logprobs(self, num_top: int) -> tuple[PositionLogprobs, ...]:
+        """[K+1] entries with the ``num_top`` most likely ids each."""
+        ...
+
+
+class DrawnRound:
+    """The ids the plugin drew.
+
+    Args:
+        target_ids, own: [K+1] ids and their log-probabilities; own is empty if none were ordered.
+        lists: [K+1] most likely ids, empty lists if none were asked for.
+    """
+
+    def __init__(self, target_ids: tuple[int, ...], own: tuple[float, ...], lists: list[TopList]) -> None:
+        self.target_ids = target_ids
+        self._own, self._lists = own, lists
+
+    def logprobs(self, num_top: int) -> tuple[PositionLogprobs, ...]:
+        """See RoundIds."""
+        return tuple(
+            position_logprobs(token_id, listed, num_top, own)
+            for token_id, own, listed in zip(self.target_ids, self._own, self._lists, strict=True)
+        )
 
 
 class RoundChooser:

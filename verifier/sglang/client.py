@@ -21,15 +21,19 @@ import structlog
 from verifier.sglang.capabilities import EngineCapabilities, read_capabilities
 from verifier.sglang.config import SGLangConfig
 from verifier.sglang.counters import Counters
+from verifier.sglang.fast_lane import FastLane
 from verifier.sglang.held import HeldRequest
 from verifier.sglang.http import EngineHttp
+from verifier.sglang.indexing import read_report, report_payload
+from verifier.sglang.plugin.announcement import new_rid
+from verifier.sglang.plugin.orders import PluginReport
 from verifier.sglang.posting import BatchPoster
 from verifier.sglang.rounds import RoundRunner
 from verifier.sglang.routing import Route, Router, failure
 from verifier.sglang.sampling import unverifiable
 from verifier.sglang.sources import FeatureSource, SourceOwner
 from verifier.sglang.streams import PlainStream
-from wire.errors import PeerError, PeerLate, PeerLost
+from wire.errors import PeerError, PeerLate, PeerLost, PeerRefused
 from wire.messages import PROTOCOL_VERSION, Status, VerifyFailed, VerifyItem, VerifyReply, Welcome
 from wire.sampling import SamplingParams
 
@@ -82,6 +86,7 @@ class SGLangVerifierClient:
         finally:
             self._group = None
             self.peer_lost("closing")
+            self._close_lane()
             self._sources.close()
             await self._http.close()
 
@@ -92,6 +97,7 @@ class SGLangVerifierClient:
             PeerLate: ``run`` was not started within ``timeout_s``.
         """
         self.peer_lost("reconnecting")
+        self._close_lane()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_started.wait()
@@ -111,9 +117,10 @@ class SGLangVerifierClient:
             try:
                 server_info = await self._http.get("/server_info", timeout_s=timeout_s)
                 model_info = await self._http.get("/model_info", timeout_s=timeout_s)
+                report = await self._plugin_report(timeout_s)
             except PeerError as error:
                 return self._status(f"waiting for SGLang at {self._config.url}: {error}")
-            self._start_engine(read_capabilities(self._config, server_info, model_info))
+            self._start_engine(read_capabilities(self._config, server_info, model_info, report))
         else:
             model_info = await self._http.get("/model_info", timeout_s=timeout_s)
             self._note_weights(model_info.get("weight_version"))
@@ -172,8 +179,12 @@ class SGLangVerifierClient:
 
     def can_verify(self, sampling: SamplingParams) -> str | None:
         """Why drafts of such a request could never be verified here, for it to run plain and be counted; or None."""
-        joint = self._engine is None or self._engine.filters_jointly
-        return unverifiable(sampling, filters_jointly=joint)
+        engine = self._engine
+        return unverifiable(
+            sampling,
+            filters_jointly=engine is None or engine.filters_jointly,
+            plugin_draws=engine is not None and engine.draws_target_ids,
+        )
 
     def peer_lost(self, reason: str) -> None:
         """Fail everything that waits: the engine is known to be dead."""
@@ -229,7 +240,12 @@ class SGLangVerifierClient:
             reason = self.can_verify(item.sampling)
             if reason is not None:
                 self.counters[f"plain_{reason}"] += 1
-            held = HeldRequest(request_id=item.request_id, sampling=item.sampling, plain_reason=reason)
+            held = HeldRequest(
+                request_id=item.request_id,
+                sampling=item.sampling,
+                prompt_len=item.base_len if item.prompt_len is None else item.prompt_len,
+                plain_reason=reason,
+            )
             self._held[item.request_id] = held
         return held
 
@@ -241,14 +257,18 @@ class SGLangVerifierClient:
         is_tapped_prompt = route.follows_stream and route.item.start == 0
         if is_tapped_prompt:
             held.cache_key = uuid.uuid4().hex  # a namespace of its own: the whole prompt is computed
+        room = self._engine.info.context_len - len(held.ids)
+        if not held.follows_its_output:
+            room = min(room, self._config.stream_tokens)
         held.stream = PlainStream(
             self._http,
             held.ids,
             held.sampling,
             num_top=route.item.num_logprobs,
-            max_new_tokens=self._engine.info.context_len - len(held.ids),
+            max_new_tokens=room,
             cache_key=held.cache_key,
             features_from=route.features_from if is_tapped_prompt else None,
+            order=self._engine.order(held, wants_logprobs=False),
         )
         held.stream.task = self._group.create_task(held.stream.read())
 
@@ -290,11 +310,35 @@ class SGLangVerifierClient:
         except PeerError as error:
             log.debug("abort not sent", rid=rid, error=str(error))
 
+    async def _plugin_report(self, timeout_s: float) -> PluginReport | None:
+        """What the plugin in the engine says of itself, by way of a real draw; None if nothing answers."""
+        if self._config.target_ids == "off":
+            return None
+        rid = new_rid(1)
+        try:
+            async with asyncio.timeout(timeout_s):
+                (answer,) = await self._http.generate(report_payload(rid))
+        except TimeoutError:
+            self._abort(rid)
+            raise PeerLate(f"no token within {timeout_s:g} s") from None
+        except PeerRefused as error:
+            log.warning("the plugin could not be asked", error=str(error))
+            return None
+        return read_report(answer)
+
     def _start_engine(self, engine: EngineCapabilities) -> None:
         self._engine, self._weight_version, self._lost_reason = engine, engine.weight_version, None
         for text in engine.missing:
             log.warning("engine", missing=text)
-        log.info("engine", version=engine.version, features=engine.features, page_size=engine.page_size)
+        log.info(
+            "engine",
+            version=engine.version,
+            features=engine.features,
+            page_size=engine.page_size,
+            draws="plugin" if engine.draws_target_ids else "lists",
+            rounds="fast lane" if engine.has_fast_lane else "http",
+        )
+        self._open_lane(engine)
         self._source = self._sources.open(engine)
         self._router = Router(engine, self._config, self._source)
         self._runner = RoundRunner(
@@ -306,6 +350,17 @@ class SGLangVerifierClient:
             abort=self._abort,
             weight_version=lambda: self._weight_version,
         )
+
+    def _open_lane(self, engine: EngineCapabilities) -> None:
+        self._close_lane()
+        if engine.has_fast_lane and self._group is not None:
+            lane = self._poster.lane = FastLane(self._config.lane_endpoint)
+            lane.task = self._group.create_task(lane.read())
+
+    def _close_lane(self) -> None:
+        lane, self._poster.lane = self._poster.lane, None
+        if lane is not None:
+            lane.close()
 
     def _note_weights(self, version: str | None) -> None:
         if version != self._weight_version:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verifier.sglang.config import SGLangConfig
+from verifier.sglang.plugin.config import PluginConfig, plugin_environ
 from wire.settings import ConfigError
 
 __all__ = ["EngineCommand", "fallback_command", "known_good", "remember_good", "render_command"]
@@ -60,16 +61,26 @@ def _render(
     argv += ["--host", config.host, "--port", str(config.port)]
     if config.api_key:
         argv += ["--api-key", config.api_key]
-    if config.features != "off":
+    if config.features != "off" and config.aux_capture == "flag":
         # The algorithm only names the layers' convention here: nothing is drafted in the engine.
         argv += ["--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
+    elif config.features != "off":
+        argv.append("--enable-return-hidden-states")
     environ: list[tuple[str, str]] = [(entry.partition("=")[0], entry.partition("=")[2]) for entry in env]
-    if config.tap_ring_path and config.features in ("auto", "tap"):
-        environ += [
-            ("BREAKEVEN_TAP_RING", config.tap_ring_path),
-            ("BREAKEVEN_TAP_SOCKET", config.tap_socket_path),
-        ]
+    environ += plugin_environ(_plugin_config(config))
     return EngineCommand(label=label, argv=(*argv, *args), environ=tuple(environ))
+
+
+def _plugin_config(config: SGLangConfig) -> PluginConfig:
+    taps = bool(config.tap_ring_path and config.tap_socket_path) and config.features in ("auto", "tap")
+    return PluginConfig(
+        ring_path=Path(config.tap_ring_path) if taps else None,
+        socket_path=Path(config.tap_socket_path) if taps else None,
+        draws_target_ids=config.target_ids == "auto",
+        captures_aux=config.features != "off" and config.aux_capture == "plugin",
+        all_reduce=config.all_reduce,
+        lane_endpoint=config.lane_endpoint,
+    )
 
 
 def remember_good(state_dir: Path, command: EngineCommand) -> None:

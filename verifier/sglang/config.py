@@ -27,10 +27,19 @@ class SGLangConfig:
     tap_ring_path: str = setting("", "Tensor ring the plugin writes; empty = no plugin.")
     tap_socket_path: str = setting("", "Datagram socket on which the plugin announces what it wrote.")
     tap_timeout_s: float = setting(0.25, "How long an announcement may come after its reply.")
+    lane_endpoint: str = setting(
+        "", "Where the plugin takes verify batches past HTTP, e.g. ipc:///tmp/breakeven-lane; empty = HTTP only."
+    )
+    target_ids: Literal["auto", "off"] = setting(
+        "auto", "Have the plugin draw the target's ids in the engine where it can; off = choose from logprob lists."
+    )
     top_logprobs_num: int = setting(64, "Most likely ids asked for at each position when sampling; exact at any value.")
     plain_sampling: Literal["engine", "shared_noise"] = setting(
         "engine",
         "Who draws in plain rounds: the engine's stream (fast), or our seeded noise (same seed, same text on or off).",
+    )
+    stream_tokens: int = setting(
+        512, "Most tokens of one plain stream; the engine reserves room for all of them, so it admits fewer the more."
     )
     overload_retries: int = setting(4, "How often a verify that the engine refuses for load is tried again.")
     context_len: int = setting(0, "Longest prompt + output in tokens; 0 = the engine's own limit.")
@@ -39,6 +48,12 @@ class SGLangConfig:
     model_path: str = setting("", "Model to serve: a directory or a hub name; empty = model_dir.")
     aux_layer_ids: tuple[int, ...] = setting(
         (), "Layers whose inputs the engine returns as features; empty = its default, 2, n/2, n-3."
+    )
+    aux_capture: Literal["flag", "plugin"] = setting(
+        "flag", "Who makes the engine capture features: its flag (0.5.23), or the plugin (0.5.17 to 0.5.22)."
+    )
+    all_reduce: str = setting(
+        "", "module:attribute of another all-reduce for the plugin to put in SGLang's place; empty = SGLang's own."
     )
     args: tuple[str, ...] = setting((), "Further arguments of sglang.launch_server.")
     env: tuple[str, ...] = setting((), "Environment of the engine, as NAME=VALUE.")
@@ -73,6 +88,8 @@ class SGLangConfig:
             raise ConfigError("sglang.url", "must be http://host:port")
         if not 2 <= self.top_logprobs_num <= 4096:
             raise ConfigError("sglang.top_logprobs_num", "must be between 2 and 4096")
+        if not 1 <= self.stream_tokens <= 1 << 20:
+            raise ConfigError("sglang.stream_tokens", "must be between 1 and 1048576")
         if not 0 <= self.overload_retries <= 20:
             raise ConfigError("sglang.overload_retries", "must be between 0 and 20")
         if self.context_len < 0:

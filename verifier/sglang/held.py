@@ -11,11 +11,15 @@ from wire.sampling import SamplingParams
 __all__ = ["HeldRequest"]
 
 
+_FOLLOWS_ITS_OUTPUT = ("grammar", "repetition_penalty", "output_penalty", "min_new_tokens")
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldRequest:
     """One request: its committed ids as the gateway told them, and the engine's stream if one runs for it.
 
     Fields:
+        prompt_len: ids from here on are output.
         plain_reason: why its drafts can't be verified, or None.
         weight_version: of the engine when the request began.
         cache_key: a namespace of the engine's prefix cache for this request alone; "" = the common one.
@@ -26,6 +30,7 @@ class HeldRequest:
 
     request_id: str
     sampling: SamplingParams
+    prompt_len: int
     plain_reason: str | None
     ids: list[int] = field(default_factory=list)
     stream: PlainStream | None = None
@@ -34,6 +39,11 @@ class HeldRequest:
     has_lost_features: bool = False
     has_lost_streamed: bool = False
     posted_rids: set[str] = field(default_factory=set)
+
+    @property
+    def follows_its_output(self) -> bool:
+        """The engine derives something from the output of one of its own requests: no other can go on with it."""
+        return self.plain_reason in _FOLLOWS_ITS_OUTPUT
 
     def align(self, item: VerifyItem) -> bool:
         """Take the item's committed ids; False if they don't continue what is held."""

@@ -17,6 +17,9 @@ from wire.errors import PeerLate, PeerLost, PeerRefused
 
 __all__ = ["EngineHttp"]
 
+# SGLang closes an idle connection after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE). A POST on one that it is just closing fails,
+# and aiohttp may not send it again; so ours are given up first.
+_KEEPALIVE_S = 3.0
 # Parsing more than this takes over a millisecond and leaves the event loop.
 _LARGE_BODY_BYTES = 512 * 1024
 
@@ -34,7 +37,7 @@ class EngineHttp:
         await self.close()
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
             auto_decompress=True,
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifier.sglang.answers import Answer, Listed
+from verifier.sglang.plugin.orders import Drawn, DrawOrder, PluginReport, custom_params
 from wire.errors import PeerRefused
 from wire.sampling import SamplingParams
 
@@ -25,8 +26,12 @@ __all__ = [
     "Ask",
     "TopList",
     "batch_payload",
+    "drawn_ids",
+    "output_logprob",
     "position_lists",
     "prompt_lists",
+    "read_report",
+    "report_payload",
     "stream_payload",
     "unsupported_grammar",
 ]
@@ -51,6 +56,8 @@ class Ask:
     """One sequence of a batch request.
 
     base_len: committed ids among ``input_ids``; the rest are drafts. start_len: s above. num_top: length of the lists.
+    order: the plugin draws the target's ids; None = they are chosen here, from the lists. is_round: a verify round,
+    short enough that nobody has to abort it, unlike a prompt.
     """
 
     rid: str
@@ -60,6 +67,8 @@ class Ask:
     num_top: int
     wants_hidden: bool
     cache_key: str = ""
+    order: DrawOrder | None = None
+    is_round: bool = False
 
     @property
     def num_drafts(self) -> int:
@@ -70,12 +79,14 @@ class Ask:
 def batch_payload(asks: list[Ask]) -> dict[str, Any]:
     """The body of one POST /generate for all sequences.
 
-    Temperature 0, so that also the output position's list is of the raw distribution; we draw ourselves.
+    Temperature 0, so that also the output position's list is of the raw distribution; we draw ourselves, or the plugin.
     """
     payload: dict[str, Any] = {
         "rid": [ask.rid for ask in asks],
         "input_ids": [ask.input_ids for ask in asks],
-        "sampling_params": [{"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True} for _ in asks],
+        "sampling_params": [
+            {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True, **_ordered(ask.order)} for ask in asks
+        ],
         "return_logprob": [True for _ in asks],
         "logprob_start_len": [ask.start_len for ask in asks],
         "top_logprobs_num": [ask.num_top for ask in asks],
@@ -84,6 +95,50 @@ def batch_payload(asks: list[Ask]) -> dict[str, Any]:
     if any(ask.cache_key for ask in asks):
         payload["extra_key"] = [ask.cache_key for ask in asks]
     return payload
+
+
+def _ordered(order: DrawOrder | None) -> dict[str, Any]:
+    return {} if order is None else {"custom_params": custom_params(order)}
+
+
+def report_payload(rid: str) -> dict[str, Any]:
+    """The body of a POST that asks the plugin what it can do; one token, drawn."""
+    order = DrawOrder(sampling=SamplingParams(), base_len=1, prompt_len=1, wants_report=True)
+    params = {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True, **_ordered(order)}
+    return {"rid": [rid], "input_ids": [[0]], "sampling_params": [params]}
+
+
+def read_report(answer: Answer) -> PluginReport | None:
+    """What it answered; None if there is no plugin, or it does not draw."""
+    entry = (answer.meta_info.breakeven or [None])[0]
+    return entry.report if isinstance(entry, Drawn) else None
+
+
+def drawn_ids(ask: Ask, answer: Answer) -> Drawn | None:
+    """[K+1] ids the plugin drew, from position ``base_len`` on; None if the engine cut the drafts into two passes.
+
+    Raises:
+        PeerRefused: the plugin did not draw.
+    """
+    entry = (answer.meta_info.breakeven or [None])[0]
+    if entry is None or len(answer.output_ids) != 1:
+        raise PeerRefused("target_error", "the plugin in the engine did not draw as ordered")
+    drawn = entry if isinstance(entry, Drawn) else Drawn()
+    if len(drawn.ids) != ask.num_drafts or (drawn.ids and drawn.first != ask.base_len):
+        return None
+    return Drawn(first=ask.base_len, ids=(*drawn.ids, answer.output_ids[0]), logprobs=drawn.logprobs)
+
+
+def output_logprob(answer: Answer) -> float:
+    """Log-probability of the output token.
+
+    Raises:
+        PeerRefused: it is not in the reply.
+    """
+    own = (answer.meta_info.output_token_logprobs or [(None, 0, None)])[0][0]
+    if own is None:
+        raise PeerRefused("target_error", "the output token's log-probability is not in the reply")
+    return own
 
 
 def position_lists(ask: Ask, answer: Answer) -> list[TopList]:
@@ -127,8 +182,14 @@ def stream_payload(
     num_top: int | None,
     max_new_tokens: int,
     cache_key: str = "",
+    order: DrawOrder | None = None,
 ) -> dict[str, Any]:
-    """The body of a streaming POST /generate: plain decode by the engine with the request's own parameters."""
+    """The body of a streaming POST /generate: plain decode by the engine with the request's own parameters.
+
+    With an ``order`` the plugin draws, and the engine's own sampling is left neutral.
+    """
+    if order is not None:
+        params = SamplingParams(temperature=0.0)
     sampling: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": params.temperature,
@@ -148,6 +209,7 @@ def stream_payload(
         sampling |= {"min_new_tokens": params.min_new_tokens, "stop_token_ids": list(params.eos_ids)}
     if params.grammar is not None:
         sampling[_GRAMMAR_FIELDS[params.grammar.kind]] = params.grammar.text
+    sampling |= _ordered(order)
     payload: dict[str, Any] = {"rid": rid, "input_ids": input_ids, "sampling_params": sampling, "stream": True}
     if cache_key:
         payload["extra_key"] = cache_key

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from verifier.sglang.answers import Answer
 from verifier.sglang.capabilities import EngineCapabilities
-from verifier.sglang.choosing import RoundChooser, padded, position_logprobs
+from verifier.sglang.choosing import DrawnRound, RoundChooser, RoundIds, padded, position_logprobs
 from verifier.sglang.config import SGLangConfig
 from verifier.sglang.counters import Counters
 from verifier.sglang.held import HeldRequest
-from verifier.sglang.indexing import Ask, position_lists, prompt_lists
+from verifier.sglang.indexing import Ask, drawn_ids, output_logprob, position_lists, prompt_lists
 from verifier.sglang.plugin.announcement import new_rid
 from verifier.sglang.posting import BatchPoster
 from verifier.sglang.routing import Route, failure
@@ -29,12 +30,18 @@ Result = VerifyResult | VerifyFailed
 
 @dataclass(slots=True, kw_only=True)
 class _Posted:
-    """What the POST says about one item; ``chooser`` is None where the ids are the stream's."""
+    """What the POST says about one item.
+
+    ids: None where they are the stream's, and until they are complete. chooser, open_index: a position of it that needs
+    the whole row. is_cut: the plugin saw the drafts in two passes.
+    """
 
     ask: Ask
     answer: Answer
-    chooser: RoundChooser | None
+    ids: RoundIds | None = None
+    chooser: RoundChooser | None = None
     open_index: int | None = None
+    is_cut: bool = False
 
 
 class RoundRunner:
@@ -93,6 +100,7 @@ class RoundRunner:
         found: dict[str, _Posted | PeerRefused] = {}
         for route, ask, answer in zip(routes, asks, answers, strict=True):
             found[route.item.request_id] = self._read(route, ask, answer)
+        await self._ask_cut(routes, found)
         await self._widen(routes, found)
         return found
 
@@ -106,16 +114,20 @@ class RoundRunner:
         if item.score_prompt:
             start = 0
         self._counters["prompt_items" if item.start == 0 else "verify_items"] += 1
+        order = None if route.needs_stream else self._engine.order(held, wants_logprobs=item.num_logprobs is not None)
+        num_top = num_listed_for(
+            held.sampling, top_logprobs_num=self._config.top_logprobs_num, num_logprobs=item.num_logprobs
+        )
         return Ask(
             rid=new_rid(start if route.features_from is None else route.features_from),
             input_ids=[*held.ids, *item.draft_ids],
             base_len=item.base_len,
             start_len=start,
-            num_top=num_listed_for(
-                held.sampling, top_logprobs_num=self._config.top_logprobs_num, num_logprobs=item.num_logprobs
-            ),
+            num_top=num_top if order is None else item.num_logprobs or 0,
+            order=order,
             wants_hidden=route.features_from is not None and self._source is not None and self._source.in_reply,
             cache_key=held.cache_key,
+            is_round=item.start > 0,
         )
 
     async def _send(self, routes: list[Route], asks: list[Ask]) -> list[Answer | PeerRefused]:
@@ -141,25 +153,70 @@ class RoundRunner:
             and answer.meta_info.cached_tokens != ask.start_len // self._engine.page_size * self._engine.page_size
         ):
             self._counters["cached_tokens_differ"] += 1
-        changed = self._weights_changed(held, answer.meta_info.weight_version)
+        # The fast lane's answers don't name the weights; the last status did.
+        changed = self._weights_changed(held, answer.meta_info.weight_version or self._weight_version())
         if changed is not None:
             return changed
-        posted = _Posted(ask=ask, answer=answer, chooser=None)
+        posted = _Posted(ask=ask, answer=answer)
         if not route.needs_stream:
             try:
-                lists = position_lists(ask, answer)
+                self._choose(route, posted)
             except PeerRefused as error:
                 return error
-            posted.chooser = RoundChooser(
-                lists,
-                held.sampling,
+        return posted
+
+    def _choose(self, route: Route, posted: _Posted) -> None:
+        ask, answer, item = posted.ask, posted.answer, route.item
+        if ask.order is None:
+            posted.ids = posted.chooser = RoundChooser(
+                position_lists(ask, answer),
+                route.held.sampling,
                 base_len=item.base_len,
                 draft_ids=item.draft_ids,
                 vocab_size=self._engine.info.vocab_size,
                 num_listed=ask.num_top,
             )
             posted.open_index = posted.chooser.advance()
-        return posted
+            return
+        drawn = drawn_ids(ask, answer)
+        if drawn is None:
+            posted.is_cut = True
+            return
+        self._counters["drawn_ids"] += len(drawn.ids)
+        own: tuple[float, ...] = ()
+        if item.num_logprobs is not None:
+            own = (*drawn.logprobs, output_logprob(answer))
+        lists = position_lists(ask, answer) if ask.num_top else [[] for _ in drawn.ids]
+        posted.ids = DrawnRound(drawn.ids, own, lists)
+
+    async def _ask_cut(self, routes: list[Route], found: dict[str, _Posted | PeerRefused]) -> None:
+        """Ask once more where a long extend was cut between drafts; now all before them is in the engine's cache."""
+        cut = [
+            (route, posted)
+            for route in routes
+            if isinstance(posted := found[route.item.request_id], _Posted) and posted.is_cut
+        ]
+        if not cut:
+            return
+        self._counters["cut_rounds"] += len(cut)
+        asks = [
+            dataclasses.replace(
+                posted.ask,
+                rid=new_rid(len(posted.ask.input_ids)),
+                start_len=route.item.base_len - 1,
+                wants_hidden=False,
+            )
+            for route, posted in cut
+        ]
+        answers = await self._send([route for route, _ in cut], asks)
+        for (route, posted), ask, answer in zip(cut, asks, answers, strict=True):
+            again = answer if isinstance(answer, PeerRefused) else self._read(route, ask, answer)
+            if isinstance(again, _Posted) and again.ids is None:
+                again = PeerRefused("target_error", "the engine cut the drafts into two passes, twice")
+            if isinstance(again, PeerRefused):
+                found[route.item.request_id] = again
+            else:
+                posted.ids = again.ids  # features and scores are the first answer's
 
     async def _widen(self, routes: list[Route], found: dict[str, _Posted | PeerRefused]) -> None:
         """Ask for whole rows, of all requests together, until every position is decided."""
@@ -180,6 +237,7 @@ class RoundRunner:
                             num_top=self._engine.info.vocab_size,
                             wants_hidden=False,
                             cache_key=route.held.cache_key,
+                            is_round=True,
                         )
                     )
             if not asks:
@@ -256,9 +314,9 @@ class RoundRunner:
         if streamed is not None:
             ids, logprobs = streamed.target_ids, streamed.logprobs
         else:
-            assert posted.chooser is not None
-            ids = posted.chooser.target_ids
-            logprobs = None if item.num_logprobs is None else posted.chooser.logprobs(item.num_logprobs)
+            assert posted.ids is not None
+            ids = posted.ids.target_ids
+            logprobs = None if item.num_logprobs is None else posted.ids.logprobs(item.num_logprobs)
         return VerifyResult(
             request_id=item.request_id,
             round_id=item.round_id,
@@ -301,3 +359,11 @@ class RoundRunner:
             return None
         self._counters["weight_changes"] += 1
         return PeerRefused("weights_changed", f"the target's weights changed from {held.weight_version} to {version}")
+
+
+def _no_features(ask: Ask) -> str:
+    return new_rid(len(ask.input_ids))
+
+
+def _last(route: Route) -> int:
+    return route.item.base_len - 1

@@ -13,9 +13,6 @@ from wire.messages import VerifyFailed, VerifyItem
 
 __all__ = ["Route", "Router", "failure"]
 
-# What the engine derives from the output of one of its own requests, so a stream can't be taken up again elsewhere.
-_FOLLOWS_ITS_OUTPUT = ("grammar", "repetition_penalty", "output_penalty", "min_new_tokens")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -63,7 +60,7 @@ class Router:
         grammar = unsupported_grammar(held.sampling)
         if grammar is not None:
             return "invalid_grammar", grammar
-        if held.plain_reason in _FOLLOWS_ITS_OUTPUT and item.start > 0 and held.streamed() is None:
+        if held.follows_its_output and item.start > 0 and held.streamed() is None:
             return "target_error", f"the engine's stream is lost, and with it what {held.plain_reason} depends on"
         return None
 
@@ -114,6 +111,8 @@ class Router:
 
     def _draws_itself(self, item: VerifyItem, held: HeldRequest) -> bool:
         params = held.sampling
+        if self._engine.draws_target_ids:
+            return False  # the stream's draws are the same, and its logprobs raw
         # Logprobs of a stream are scaled by the temperature, ours are promised raw.
         needs_raw = item.num_logprobs is not None and params.temperature not in (0.0, 1.0)
         return needs_raw or (self._config.plain_sampling == "shared_noise" and not params.is_greedy)

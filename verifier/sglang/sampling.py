@@ -47,8 +47,10 @@ class Open:
     """The list does not tell; ask for the whole row."""
 
 
-def unverifiable(params: SamplingParams, *, filters_jointly: bool = True) -> str | None:
-    """Why no draft of such a request can be verified from lists, or None."""
+def unverifiable(params: SamplingParams, *, filters_jointly: bool = True, plugin_draws: bool = False) -> str | None:
+    """Why no draft of such a request can be verified, from lists or by the plugin's draws, or None."""
+    if plugin_draws:
+        return "grammar" if params.grammar is not None else None
     if params.logit_bias:
         return "logit_bias"
     if params.repetition_penalty != 1.0:

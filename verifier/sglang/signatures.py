@@ -121,9 +121,9 @@ SIGNATURES: Final[tuple[_Signature, ...]] = (
     _Signature(
         "aux_flag_unknown",
         r"unrecognized arguments:.*--enable-return-aux-hidden-states",
-        "this SGLang is older than the aux hidden state capture",
-        'use SGLang 0.5.23, or sglang.features = "off" (no speculation)',
-        "not in SGLang 0.5.9, in 0.5.23",
+        "this SGLang has no flag that captures aux hidden states",
+        'from 0.5.17 on: sglang.aux_capture = "plugin", with breakeven installed beside SGLang; or use SGLang 0.5.23',
+        "in no source of SGLang 0.5.17 to 0.5.22, in that of 0.5.23",
     ),
     _Signature(
         "unknown_flag",

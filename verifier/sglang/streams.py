@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from verifier.sglang.answers import Answer, Listed
 from verifier.sglang.errors import refusal_of_abort
 from verifier.sglang.http import EngineHttp
 from verifier.sglang.indexing import stream_payload
 from verifier.sglang.plugin.announcement import new_rid
+from verifier.sglang.plugin.orders import DrawOrder
 from wire.errors import PeerError, PeerLost, PeerRefused
 from wire.sampling import SamplingParams
 
@@ -22,6 +24,7 @@ class PlainStream:
         start_ids: the committed ids it starts from. num_top: length of the logprob lists, None = none wanted.
         max_new_tokens: most ids it may produce. cache_key: namespace of the prefix cache.
         features_from: first position whose features are wanted, None = the newest of ``start_ids``.
+        order: the plugin draws; None = the engine's own sampler does.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class PlainStream:
         max_new_tokens: int,
         cache_key: str = "",
         features_from: int | None = None,
+        order: DrawOrder | None = None,
     ) -> None:
         self.rid = new_rid(len(start_ids) - 1 if features_from is None else features_from)
         self.start_len = len(start_ids)
@@ -41,10 +45,18 @@ class PlainStream:
         self.cached_len = 0
         self.weight_version: str | None = None
         self.is_over = False
+        self._has_all = False
         self.task: asyncio.Task[None] | None = None
         self._http = http
+        self._is_ordered = order is not None
         self._payload = stream_payload(
-            self.rid, list(start_ids), params, num_top=num_top, max_new_tokens=max_new_tokens, cache_key=cache_key
+            self.rid,
+            list(start_ids),
+            params,
+            num_top=num_top,
+            max_new_tokens=max_new_tokens,
+            cache_key=cache_key,
+            order=order,
         )
         self._ids: list[int] = []
         self._logprobs: list[tuple[Listed, list[Listed] | None]] = []
@@ -53,8 +65,13 @@ class PlainStream:
         self._num_checked = 0
 
     def continues(self, ids: list[int]) -> bool:
-        """True if the committed ids beyond the start are those this stream produced. Each id is compared once."""
+        """True if the committed ids beyond the start are those this stream produced, and it has or will have the next.
+
+        Each id is compared once.
+        """
         needed = len(ids) - self.start_len
+        if self._has_all and needed >= len(self._ids):
+            return False
         if needed < self._num_checked or needed > len(self._ids):
             return False
         if ids[self.start_len + self._num_checked :] != self._ids[self._num_checked : needed]:
@@ -105,12 +122,15 @@ class PlainStream:
         if num_new > 0:
             if len(chunk.output_ids) < num_new:
                 raise PeerRefused("target_error", "the stream skipped ids")
+            if self._is_ordered and not _are_drawn(meta.breakeven or [], num_new):
+                raise PeerRefused("target_error", "the plugin in the engine did not draw as ordered")
             self._ids.extend(chunk.output_ids[-num_new:])
             if self.num_top is not None:
                 self._take_logprobs(meta.output_token_logprobs or [], meta.output_top_logprobs, num_new)
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort":
             raise refusal_of_abort(reason.status_code, reason.message or "")
+        self._has_all = reason is not None
         self._more.set()
 
     def _take_logprobs(self, own: list[Listed], tops: list[list[Listed] | None] | None, num_new: int) -> None:
@@ -118,3 +138,8 @@ class PlainStream:
             raise PeerRefused("target_error", "the stream skipped logprobs")
         lists: list[list[Listed] | None] = tops[-num_new:] if tops else [None] * num_new
         self._logprobs.extend(zip(own[-num_new:], lists, strict=True))
+
+
+def _are_drawn(entries: list[Any], num_new: int) -> bool:
+    newest = entries[-num_new:]
+    return len(newest) == num_new and all(entry is not None for entry in newest)

@@ -22,7 +22,7 @@ __all__ = ["TapSource"]
 # Engine requests whose announcements are kept; the engine also serves others than us.
 _MAX_RIDS = 4096
 _RECEIVE_BYTES = 4 << 20
-_DECODER = msgspec.msgpack.Decoder(Announcement)
+_DECODER = msgspec.msgpack.Decoder(list[Announcement])
 
 
 class TapSource:
@@ -101,14 +101,15 @@ class TapSource:
         assert self._socket is not None
         while True:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self._socket.recv(1 << 18)
             except BlockingIOError:
                 break
             try:
                 said = _DECODER.decode(data)
             except msgspec.MsgspecError:
                 continue  # not from our plugin's version; its features are then missing and counted
-            self._spans.setdefault(said.rid, []).extend(said.spans)
-            if len(self._spans) > _MAX_RIDS:
-                self._spans.popitem(last=False)
+            for one in said:
+                self._spans.setdefault(one.rid, []).append(one.span)
+                if len(self._spans) > _MAX_RIDS:
+                    self._spans.popitem(last=False)
         self._came.set()

@@ -10,32 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verifier.embedded import slow_sampler
+from tests.verifier.embedded.sampling_strategies import any_params
 from verifier.embedded.sampling import TokenSampler, position_logprobs
 from wire.sampling import SamplingParams
 
 VOCAB = 12
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=8)
-# Multiples of 1/8: sums and comparisons are exact in both implementations, and ties do happen.
-eighths = st.integers(-24, 24).map(lambda i: i / 8)
-params_strategy = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.0, 0.25, 0.5, 0.8, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 0, 1, 2, 5, 11, 12, 50]),
-    top_p=st.sampled_from([1.0, 1.0, 0.95, 0.7, 0.31, 1e-9]),
-    min_p=st.sampled_from([0.0, 0.0, 0.013, 0.23, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7, 2.0]),
-    presence_penalty=st.sampled_from([0.0, 0.0, 0.5, -0.75, 2.0]),
-    frequency_penalty=st.sampled_from([0.0, 0.0, 0.25, -0.5, 2.0]),
-    logit_bias=st.lists(
-        st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.5, 0.5, 100.0])), max_size=3
-    ).map(tuple),
-    seed=st.integers(0, 2**63 - 1),
-    min_new_tokens=st.sampled_from([0, 0, 1, 3, 6]),
-    eos_ids=st.sampled_from([(), (0,), (0, 3)]),
-)
+params_strategy = any_params(VOCAB)
 
 
 def _logits(seed: int, rows: int) -> np.ndarray:
+    # Multiples of 1/8: sums and comparisons are exact in both implementations, and ties do happen.
     return (np.random.default_rng(seed).integers(-40, 40, (rows, VOCAB)) / 8).astype(np.float32)
 
 

@@ -99,6 +99,7 @@ async def make_rig(tmp_path: Path) -> AsyncIterator[Any]:
             stack.append((manager, engine))
             status = await client.status(timeout_s=2.0)
             assert status.is_ready, status
+            engine.posts.clear()  # the question to the plugin
             return Rig(engine, client, tmp_path / "ring")
 
         yield make

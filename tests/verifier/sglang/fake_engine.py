@@ -17,7 +17,10 @@ import numpy as np
 from aiohttp import web
 
 from tests.verifier.sglang import toy_model
+from tests.verifier.sglang.toy_passes import Made, ToyPasses, ToyRequest
 from verifier.sglang.plugin.announcement import Announcement
+from verifier.sglang.plugin.draws import TargetDraws
+from verifier.sglang.plugin.orders import PluginReport
 from verifier.sglang.plugin.tap import wanted_pieces
 from wire.messages import FeatureSpan
 from wire.tensor_ring import TensorRingWriter
@@ -29,6 +32,7 @@ class FakeEngine:
 
     refusals: (status, body) answered to the next /generate calls instead, in order.
     overloads: so many next sequences are aborted for load; ``overload_form`` says how: "503" or "inside_200".
+    draws: the plugin, which runs in this engine's passes. cuts_after: an extend is cut there, once, into two passes.
     reply_delay_s, token_delay_s: before a reply, between stream chunks.
     tap: directory of the plugin's ``ring`` and ``tap.sock``; None = features are in the reply.
     taps_streams: False loses what would be announced of streams.
@@ -38,6 +42,8 @@ class FakeEngine:
     page_size: int = 1
     chunk_len: int = 1 << 20
     captures_aux: bool = True
+    has_aux_flag: bool = True
+    draws: TargetDraws | None = None
     is_incremental: bool = False
     version: str = "0.5.23"
     weight_version: str = "default"
@@ -49,6 +55,7 @@ class FakeEngine:
     break_streams_after: int | None = None
     tap: Path | None = None
     taps_streams: bool = True
+    cuts_after: int | None = None
     posts: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -80,7 +87,7 @@ class FakeEngine:
                     "num_hidden_layers": 12,
                     "vocab_size": toy_model.VOCAB_SIZE,
                     "hidden_size": toy_model.HIDDEN_SIZE,
-                    "max_position_embeddings": self.context_len,
+                    "max_position_embeddings": self.context_len + 6,
                 }
             )
         )
@@ -122,7 +129,7 @@ class FakeEngine:
                 FeatureSpan(start=p, ref=self._ring.write(np.asarray([toy_model.features(ids, p)], np.float32)))
                 for p in range(piece.position, piece.position + piece.count)
             ]
-            data = msgspec.msgpack.encode(Announcement(rid=rid, spans=tuple(rows)))
+            data = msgspec.msgpack.encode([Announcement(rid=rid, span=span) for span in rows])
             while True:
                 try:
                     self._tap_socket.sendto(data, str(self.tap / "tap.sock"))
@@ -137,7 +144,9 @@ class FakeEngine:
                 "page_size": self.page_size,
                 "context_length": None,
                 "max_total_num_tokens": 32768,
-                "enable_return_aux_hidden_states": self.captures_aux,
+                "max_req_input_len": self.context_len,  # SGLang keeps six positions to itself
+                "enable_return_hidden_states": self.captures_aux,
+                **({"enable_return_aux_hidden_states": self.captures_aux} if self.has_aux_flag else {}),
                 "return_aux_hidden_state_layer_ids": None,
                 "sampling_backend": "pytorch",
                 "disable_radix_cache": False,
@@ -181,7 +190,7 @@ class FakeEngine:
                     f"The input ({len(item['input_ids'])} tokens) is longer than the model's context length "
                     f"({self.context_len} tokens)."
                 )
-            if item["return_hidden_states"] and not self.captures_aux:
+            if item.get("return_hidden_states") and not self.captures_aux:
                 return _flat_400("The server is not configured to return hidden states.")
         for item in items:
             if item["rid"] in self.running:
@@ -207,10 +216,12 @@ class FakeEngine:
                 self.running.pop(item["rid"], None)
 
     async def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        ids, start, num_top = item["input_ids"], item["logprob_start_len"], item["top_logprobs_num"]
+        ids, num_top = item["input_ids"], item.get("top_logprobs_num", 0)
+        start = item.get("logprob_start_len", len(ids) - 1)
         key = item.get("extra_key", "")
         cached = self._match(ids, limit=min(len(ids) - 1, start), key=key)
-        next_id = int(toy_model.logits(ids).argmax())
+        made = self._pass(item, cached, start)
+        next_id = made.ids[0]
         self.cache.append((key, [*ids]))
         meta = self._meta(item["rid"], len(ids), 1, cached, {"type": "length", "length": 1})
         meta["input_token_logprobs"] = [
@@ -218,13 +229,28 @@ class FakeEngine:
             for p in range(start, len(ids))
         ]
         meta["input_top_logprobs"] = [_top(ids[:p], num_top) if p > start else None for p in range(start, len(ids))]
-        meta["output_token_logprobs"] = [[float(toy_model.logprobs(ids)[next_id]), next_id, None]]
+        meta["output_token_logprobs"] = [[made.logprobs[0], next_id, None]]
+        if self.draws is not None:
+            meta["breakeven"] = [made.entries[item["rid"]]]
         meta["output_top_logprobs"] = [_top(ids, num_top)]
         await self._announce(item["rid"], ids, cached)
-        if item["return_hidden_states"]:
+        if item.get("return_hidden_states"):
             first = cached + max(0, (len(ids) - cached - 1) // self.chunk_len) * self.chunk_len
             meta["hidden_states"] = [[toy_model.features(ids, p) for p in range(first, len(ids))]]
         return {"text": "?", "output_ids": [next_id], "meta_info": meta}
+
+    def _pass(self, item: dict[str, Any], cached: int, start: int) -> Made:
+        ids = item["input_ids"]
+        request = ToyRequest(item["rid"], ids, item["sampling_params"].get("custom_params"))
+        draws = self.draws or TargetDraws(PluginReport)
+        if self.draws is None:
+            request.sampling_params.custom_params = None
+        cut, self.cuts_after = self.cuts_after, None
+        passes = ToyPasses(draws)
+        if cut is not None and cached < cut < len(ids):
+            passes.extend((request, cached, cut, start))
+            cached = cut
+        return passes.extend((request, cached, len(ids), start))
 
     def _aborted(self, item: dict[str, Any], message: str, status: int | None) -> dict[str, Any]:
         reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
@@ -268,6 +294,8 @@ class FakeEngine:
         stopped = self.running[rid] = asyncio.Event()
         own: list[Any] = []
         tops: list[Any] = []
+        entries: list[Any] = []
+        request_in_engine = ToyRequest(rid, ids, params.get("custom_params"))
         try:
             if self.overloads > 0:
                 self.overloads -= 1
@@ -284,7 +312,8 @@ class FakeEngine:
                     return response
                 if self.taps_streams:
                     await self._announce(rid, ids, cached if made == 1 else len(ids) - 1)
-                token_id = self._sample(ids, params)
+                token_id, entry = self._sample(ids, params, request_in_engine)
+                entries.append(entry)
                 own.append([float(toy_model.logprobs(ids)[token_id]), token_id, None])
                 tops.append(_top(ids, body.get("top_logprobs_num", 0)))
                 ids.append(token_id)
@@ -293,6 +322,8 @@ class FakeEngine:
                 since = made - 1 if self.is_incremental else 0
                 if body.get("return_logprob"):
                     meta |= {"output_token_logprobs": own[since:], "output_top_logprobs": tops[since:]}
+                if self.draws is not None:
+                    meta["breakeven"] = entries[since:]
                 await _send(response, {"text": "?", "output_ids": ids[prompt_len + since :], "meta_info": meta})
             await response.write(b"data: [DONE]\n\n")
         except ConnectionError:
@@ -302,7 +333,15 @@ class FakeEngine:
             self.cache.append((key, ids))
         return response
 
-    def _sample(self, ids: list[int], params: dict[str, Any]) -> int:
+    def _sample(self, ids: list[int], params: dict[str, Any], request: ToyRequest) -> tuple[int, Any]:
+        if self.draws is not None and request.sampling_params.custom_params is not None:
+            passes, size = ToyPasses(self.draws), len(request.origin_input_ids)
+            made = passes.extend((request, 0, size, size - 1)) if len(ids) == size else passes.decode(request)
+            request.output_ids.append(made.ids[0])
+            return made.ids[0], made.entries[request.rid]
+        return self._own_sample(ids, params), None
+
+    def _own_sample(self, ids: list[int], params: dict[str, Any]) -> int:
         row = toy_model.logits(ids).astype(np.float64)
         for token_id, bias in params.get("logit_bias", {}).items():
             row[int(token_id)] += bias

@@ -101,6 +101,21 @@ async def test_stream_that_no_longer_continues_is_replaced(make_rig: Any) -> Non
     assert rig.client.counters["streams"] == 2
 
 
+@pytest.mark.parametrize("token_delay_s", [0.0, 0.002])
+async def test_a_used_up_stream_is_followed_by_the_next(make_rig: Any, token_delay_s: float) -> None:
+    """The engine admits by what a request may still produce: long streams would keep the others waiting."""
+    rig = await make_rig(sglang={"stream_tokens": 4}, token_delay_s=token_delay_s)
+    rig.open("a", PROMPT)
+    for _ in range(10):
+        await rig.one("a")
+    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 10)
+    assert [stream["sampling_params"]["max_new_tokens"] for stream in rig.engine.streams] == [4, 4, 4]
+    rig.open("b", PROMPT, SamplingParams(temperature=0.0, frequency_penalty=0.5))
+    await rig.one("b")
+    room = rig.engine.context_len - len(PROMPT)  # its penalties follow the engine's own output: one stream for all
+    assert rig.engine.streams[-1]["sampling_params"]["max_new_tokens"] == room
+
+
 async def test_closing_a_request_aborts_its_stream_at_once(make_rig: Any) -> None:
     rig = await make_rig(token_delay_s=0.01)
     rig.open("a", PROMPT)

@@ -56,6 +56,28 @@ def test_every_profile_loads_and_renders(profile: str) -> None:
     assert str(config.port) in command.argv
 
 
+def test_the_plugin_is_told_what_the_profile_wants() -> None:
+    config = SGLangConfig(
+        tap_ring_path="/dev/shm/ring",
+        tap_socket_path="/run/tap",
+        aux_capture="plugin",
+        all_reduce="package.module:provider",
+    )
+    command = render_command(config, model_path="m")
+    assert dict(command.environ) == {
+        "BREAKEVEN_TAP_RING": "/dev/shm/ring",
+        "BREAKEVEN_TAP_SOCKET": "/run/tap",
+        "BREAKEVEN_TARGET_IDS": "1",
+        "BREAKEVEN_CAPTURE_AUX": "1",
+        "BREAKEVEN_ALL_REDUCE": "package.module:provider",
+    }
+    assert "--enable-return-hidden-states" in command.argv
+    assert "--enable-return-aux-hidden-states" not in command.argv
+    bare = render_command(SGLangConfig(target_ids="off", features="off"), model_path="m")
+    assert bare.environ == ()
+    assert not any("hidden-states" in argument for argument in bare.argv)
+
+
 def test_kimi_is_tensor_parallel_over_pcie() -> None:
     config = section("kimi-k2.5-8x-rtx-pro-6000")
     command = render_command(config, model_path="m")

@@ -1,18 +1,15 @@
-"""The plugin without SGLang: which rows are tapped, and that they arrive at the gateway's end."""
+"""The plugin's tap without SGLang: which rows are tapped, and that they arrive at the gateway's end."""
 
 from __future__ import annotations
 
-import sys
-import types
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from verifier.sglang.answers import Answer, MetaInfo
-from verifier.sglang.plugin import hooks
 from verifier.sglang.plugin.announcement import first_wanted, new_rid
 from verifier.sglang.plugin.config import PluginConfig
 from verifier.sglang.plugin.tap import FeatureTap, Piece, wanted_pieces
@@ -42,7 +39,6 @@ def config(tmp_path: Path) -> PluginConfig:
         socket_path=tmp_path / "tap.sock",
         ring_slots=8,
         ring_slot_rows=4,
-        keeps_graph_inputs=False,
     )
 
 
@@ -109,6 +105,26 @@ async def test_a_long_prompts_announcements_do_not_overrun_the_socket(tmp_path: 
         tap._socket.close()
 
 
+async def test_a_pass_of_many_sequences_is_told_whole(tmp_path: Path) -> None:
+    """Linux queues ten datagrams at a socket: one for each of 40 sequences would lose thirty."""
+    source = TapSource(tmp_path / "tap.sock", timeout_s=0.5)
+    source.open()
+    tap = FeatureTap(dataclasses.replace(config(tmp_path), ring_slots=64))
+    try:
+        rids = [new_rid(9) for _ in range(40)]
+        result = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.zeros(40, 3)))
+        tap.around_forward(lambda worker, given: result, None, batch("extend", [(rid, 9, 1) for rid in rids]))
+        assert tap._num_dropped == 0
+        for rid in rids:
+            assert await source.spans(rid, ANSWER, first=9, last=9) is not None
+    finally:
+        source.close()
+        assert tap._ring is not None
+        tap._ring.close()
+        assert tap._socket is not None
+        tap._socket.close()
+
+
 def test_bfloat16_travels_as_bits(tmp_path: Path) -> None:
     tap = FeatureTap(config(tmp_path))
     hidden = torch.ones(2, 3, dtype=torch.bfloat16)
@@ -128,54 +144,3 @@ def test_a_failing_tap_never_fails_the_pass(tmp_path: Path) -> None:
         assert tap.around_forward(lambda worker, given: calls.append(1) or "result", None, object()) == "result"
     assert len(calls) == 2
     assert tap._is_broken
-
-
-@pytest.fixture
-def fake_sglang(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    registered: list[tuple[str, str]] = []
-
-    class HookRegistry:
-        @staticmethod
-        def register(target: str, hook: Any, kind: str) -> None:
-            registered.append((target, kind))
-
-    module = types.ModuleType("sglang.srt.plugins.hook_registry")
-    module.HookRegistry = HookRegistry  # type: ignore[attr-defined]
-    module.HookType = {"AROUND": "around", "REPLACE": "replace"}  # type: ignore[attr-defined]
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        package = types.ModuleType(name)
-        package.__path__ = []
-        monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sys.modules["sglang"], "srt", sys.modules["sglang.srt"], raising=False)
-    monkeypatch.setattr(sys.modules["sglang.srt"], "plugins", sys.modules["sglang.srt.plugins"], raising=False)
-    monkeypatch.setattr(sys.modules["sglang.srt.plugins"], "hook_registry", module, raising=False)
-    return registered
-
-
-def add_worker(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
-    worker = types.ModuleType("sglang.srt.managers.tp_worker")
-    worker.TpModelWorker = type("TpModelWorker", (), {"forward_batch_generation": method})  # type: ignore[attr-defined]
-    managers = types.ModuleType("sglang.srt.managers")
-    managers.__path__ = []
-    managers.tp_worker = worker  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers", managers)
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.tp_worker", worker)
-    monkeypatch.setattr(sys.modules["sglang.srt"], "managers", managers, raising=False)
-
-
-def test_registers_what_is_there(
-    fake_sglang: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hooks.register()
-    assert fake_sglang == []  # nothing was asked for
-    monkeypatch.setenv("BREAKEVEN_TAP_RING", str(tmp_path / "ring"))
-    monkeypatch.setenv("BREAKEVEN_TAP_SOCKET", str(tmp_path / "socket"))
-    hooks.register()
-    assert fake_sglang == []  # this SGLang has no such target
-    add_worker(monkeypatch, lambda self, something_else: None)
-    hooks.register()
-    assert fake_sglang == []  # it has another one
-    add_worker(monkeypatch, lambda self, batch, *rest: None)
-    hooks.register()
-    assert fake_sglang == [("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", "around")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 VOCAB_SIZE = 48
@@ -13,6 +15,11 @@ def logits(ids: list[int]) -> np.ndarray:
     key = 17
     for token_id in ids[-3:]:
         key = (key * 1_000_003 + token_id + 1) % (1 << 31)
+    return _row(key).copy()
+
+
+@functools.lru_cache(4096)
+def _row(key: int) -> np.ndarray:
     return np.random.default_rng(key).normal(0.0, 2.0, VOCAB_SIZE).astype(np.float32)
 
 

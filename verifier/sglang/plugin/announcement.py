@@ -1,4 +1,4 @@
-"""What the plugin says to the gateway: one datagram for each piece of features it wrote, and the names they share."""
+"""What the plugin says to the gateway: datagrams listing the pieces of features it wrote, and the names they share."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ import msgspec
 
 from wire.messages import FeatureSpan
 
-__all__ = ["MAX_SPANS", "Announcement", "first_wanted", "new_rid"]
-
-# Spans in one datagram: at most 60 bytes each, and 64 KiB are read at once.
-MAX_SPANS = 512
+__all__ = ["Announcement", "first_wanted", "new_rid"]
 
 _PREFIX = "be-"
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """Features of one engine request, contiguous; a span's ``start`` is the position of its first row.
-
-    All that a pass brought for a request goes into one datagram: the kernel queues ten of them by default
-    (net.unix.max_dgram_qlen), which a long prompt's slots would overrun one by one.
-    """
+    """Features of one engine request. ``span.start`` is the position of its first row."""
 
     rid: str
-    spans: tuple[FeatureSpan, ...]
+    span: FeatureSpan
 
 
 def new_rid(first_position: int) -> str:

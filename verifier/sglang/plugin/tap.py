@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifier.sglang.plugin.announcement import MAX_SPANS, Announcement, first_wanted
+from verifier.sglang.plugin.announcement import Announcement, first_wanted
 from verifier.sglang.plugin.config import PluginConfig
 from wire.messages import FeatureSpan
 from wire.tensor_ring import TensorRingWriter
@@ -30,6 +30,9 @@ __all__ = ["FeatureTap", "Piece", "wanted_pieces"]
 log = logging.getLogger("breakeven.plugin")
 
 _MAX_QUEUED = 256
+# A pass is told of in as few datagrams as fit the default send buffer: Linux queues only 10 at a socket
+# (net.unix.max_dgram_qlen), and one for each of 16 sequences lost a third of them.
+_MAX_TOLD_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +146,22 @@ class FeatureTap:
     def _write(self, rows: Any, pieces: list[Piece]) -> None:
         array = _as_array(rows)
         assert self._ring is not None
+        said: list[Announcement] = []
         for piece in pieces:
-            spans: list[FeatureSpan] = []
             for at in range(0, piece.count, self._config.ring_slot_rows):
                 count = min(self._config.ring_slot_rows, piece.count - at)
                 ref = self._ring.write(array[piece.row + at : piece.row + at + count])
-                spans.append(FeatureSpan(start=piece.position + at, ref=ref))
-            for first in range(0, len(spans), MAX_SPANS):
-                self._announce(Announcement(rid=piece.rid, spans=tuple(spans[first : first + MAX_SPANS])))
+                span = FeatureSpan(start=piece.position + at, ref=ref)
+                said.append(Announcement(rid=piece.rid, span=span))
+        for at in range(0, len(said), _MAX_TOLD_AT_ONCE):
+            self._announce(said[at : at + _MAX_TOLD_AT_ONCE])
 
-    def _announce(self, announcement: Announcement) -> None:
+    def _announce(self, said: list[Announcement]) -> None:
         assert self._socket is not None
         try:
-            self._socket.sendto(msgspec.msgpack.encode(announcement), str(self._config.socket_path))
+            self._socket.sendto(msgspec.msgpack.encode(said), str(self._config.socket_path))
         except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
-            self._num_dropped += 1  # nobody listens, or too slowly
+            self._num_dropped += len(said)  # nobody listens, or too slowly
 
 
 def _as_array(rows: Any) -> np.ndarray[Any, np.dtype[Any]]:
