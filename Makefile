@@ -53,6 +53,9 @@ bench: install-dev ## The benchmarks; results with provenance in benchmarks/resu
 	$(BIN)/python -m benchmarks.embedded
 	$(BIN)/python -m benchmarks.identity
 	$(BIN)/python -m benchmarks.controller
+	$(BIN)/python -m benchmarks.controller.seed_replay
+	$(BIN)/python -m benchmarks.controller.seed_replay --shift 0 1 2
+	$(BIN)/python -m benchmarks.controller.live
 
 lock: install-dev ## Recompile the lock files
 	$(PIP) install pip-tools

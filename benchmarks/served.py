@@ -14,6 +14,11 @@ import aiohttp
 __all__ = ["served"]
 
 _POLL_S = 0.2
+# Asks to die with the benchmark, however that ends, and becomes the gateway.
+_DYING = (
+    "import os, sys; from wire.process import die_with_parent; die_with_parent(int(sys.argv[1])); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
 
 
 @asynccontextmanager
@@ -25,7 +30,8 @@ async def served(
     Raises:
         RuntimeError: it ended before it listened.
     """
-    command = [sys.executable, "-m", "breakeven", "serve", "--profile", profile, "--gateway.port", "0"]
+    command = [sys.executable, "-c", _DYING, str(os.getpid())]
+    command += ["-m", "breakeven", "serve", "--profile", profile, "--gateway.port", "0"]
     for key, value in flags.items():
         command += [f"--{key.replace('_', '-')}", value]
     environ = {**os.environ, "BREAKEVEN_ENGINE_LOG_FORMAT": "json"}

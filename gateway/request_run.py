@@ -204,6 +204,8 @@ class RequestRun:
                 return await self._draft(command)
             case SendShadow():
                 self._shadow = self._parts.spawn(self._draft_in_shadow(command))
+                # Its message leaves before the next round's: the drafter must get them in the session's order.
+                await asyncio.sleep(0)
                 return None
             case PlanRound():
                 return self._plan_round(command)

@@ -86,11 +86,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.smoke:
         options.repeats, options.tokens, options.out = 1, 12, None
         texts = {"code": TEXTS["code"][:1]}
+    origin = provenance(["python", "-m", "benchmarks.controller.live", *(argv or sys.argv[1:])], seed=0)
     answers, timeline = asyncio.run(_measure(options, texts))
     rows = summarise(answers)
     Console().print(_table(rows))
     facts = {
-        "provenance": provenance(["python", "-m", "benchmarks.controller.live", *(argv or sys.argv[1:])], seed=0),
+        "provenance": origin,
         "settings": {
             "profile": options.profile,
             "tokens": options.tokens,

@@ -12,7 +12,7 @@ from benchmarks.controller.replay_stack import ReplayCosts
 from benchmarks.controller.timed_stream import TimedAnswer
 from benchmarks.controller.timeline import Timeline
 
-__all__ = ["CaseRun", "length_case", "merge_results", "shift_case"]
+__all__ = ["CaseRun", "length_case", "markdown", "merge_results", "shift_case"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +129,29 @@ def _round_ms_by_k(timeline: Timeline) -> dict[str, dict[str, float]]:
     }
 
 
+def markdown(cases: dict[str, dict[str, Any]]) -> str:
+    """The table of all cases."""
+    head = ["case", "plain tok/s", "static K=3", "auto", "auto / better mode", "length of static", "on again after"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "--|" * len(head)]
+    for name, case in cases.items():
+        modes, again = case["modes"], case.get("reenabled_after_tokens")
+        cells = [name, *(f"{modes[mode]['tok_per_s']:.1f}" for mode in ("plain", "static", "auto"))]
+        cells += [f"{case['over_better_mode']:.3f}", f"{modes['static']['acceptance_length']:.2f}"]
+        cells.append("" if again is None else f"{again} tokens")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def merge_results(
     path: Path, cases: dict[str, dict[str, Any]], *, provenance: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """Add the cases to the file, each with the provenance of its run; cases of the same name are replaced."""
+    """Add the cases to the file, each with the provenance of its run; cases of the same name are replaced.
+
+    The table of all goes beside it, as .md.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept: dict[str, Any] = json.loads(path.read_text())["cases"] if path.is_file() else {}
     kept |= {name: {"provenance": provenance, **case} for name, case in cases.items()}
-    path.write_text(json.dumps({"settings": settings, "cases": dict(sorted(kept.items()))}, indent=1) + "\n")
+    kept = dict(sorted(kept.items()))
+    path.write_text(json.dumps({"settings": settings, "cases": kept}, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(kept) + "\n")

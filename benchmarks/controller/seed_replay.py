@@ -49,6 +49,7 @@ _WARM_SEED = 999
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the cases asked for, print the table and one JSON line, add them to the result file."""
     options = _options(argv)
+    facts = provenance(["python", "-m", "benchmarks.controller.seed_replay", *(argv or sys.argv[1:])], seed=0)
     cases = asyncio.run(_measure(options))
     settings = {
         "profile": PROFILE,
@@ -58,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "concurrency": 1,
         "temperature": 0.0,
     }
-    facts = provenance(["python", "-m", "benchmarks.controller.seed_replay", *(argv or sys.argv[1:])], seed=0)
     Console().print(_table(cases))
     if options.out is not None:
         merge_results(options.out / "seed_replay.json", cases, provenance=facts, settings=settings)

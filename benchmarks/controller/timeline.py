@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.speculation.trace import RoundPlanned, RoundSeen, ShadowSeen
 from gateway.trace_file import read_trace
@@ -28,6 +30,7 @@ _STATES: Final = {
 _COLOURS: Final = {"BASE": "0.85", "PROBE": "navajowhite", "ON": "palegreen", "PINNED": "lightblue", "OFF": "white"}
 _RATE_TOKENS = 40  # a point of the delivered rate averages over at least so many
 _LENGTH_ROUNDS = 25  # a point of the acceptance length over so many
+_GAP_S = 2.0  # no line is drawn across more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,7 @@ def plot_timeline(
     length: float | None = None,
     marks: Sequence[Mark] = (),
 ) -> None:
-    """Draw K over the gate's state, the acceptance length and the delivered rate, over seconds.
+    """Draw K over the gate's state, the acceptance length and the delivered rate, over seconds of decoding.
 
     Args:
         rates: horizontal lines in tok/s, such as plain decode's. length: a horizontal line in the middle panel.
@@ -133,56 +136,64 @@ def plot_timeline(
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import patches, pyplot
+    from matplotlib import pyplot
 
-    rounds = timeline.rounds
-    begin_s = rounds[0].now_s - rounds[0].round_s
-    figure, axes = pyplot.subplots(3, 1, figsize=(11, 7.5), sharex=True)
-    for first, last in _stretches(rounds):
-        edges = (rounds[first].now_s - rounds[first].round_s - begin_s, rounds[last].now_s - begin_s)
-        axes[0].axvspan(*edges, color=_COLOURS[rounds[first].state], linewidth=0)
-    axes[0].step(
-        [r.now_s - begin_s for r in rounds],
-        [r.num_draft_tokens for r in rounds],
-        where="pre",
-        linewidth=0.8,
-        color="0.2",
-    )
-    axes[0].set_ylabel("K verified")
-    axes[0].set_title(title)
-    seen = {r.state for r in rounds}
-    axes[0].legend(
-        handles=[patches.Patch(facecolor=c, edgecolor="0.6", label=s) for s, c in _COLOURS.items() if s in seen],
-        loc="upper right",
-        ncols=5,
-        fontsize=8,
-    )
-    axes[1].plot(
-        *_lengths(rounds, begin_s), color="tab:green", linewidth=1.2, label=f"{_LENGTH_ROUNDS} verified rounds"
-    )
-    if timeline.shadows:
-        times = [now_s - begin_s for now_s, _, _ in timeline.shadows]
-        axes[1].plot(times, [1 + a for _, _, a in timeline.shadows], ".", color="0.6", markersize=2, label="a shadow")
+    rounds, axis = timeline.rounds, _DecodeTime(timeline.rounds)
+    figure, panels = pyplot.subplots(3, 1, figsize=(11, 7.5), sharex=True)
+    _draw_states(panels[0], rounds, axis)
+    panels[0].set_title(title)
+    verified = [(r.now_s, r.num_committed_tokens) for r in rounds if r.num_draft_tokens > 0]
+    panels[1].plot(*_means(verified, axis), color="tab:green", label=f"mean of {_LENGTH_ROUNDS} verified rounds")
+    scored = [(now_s, 1 + accepted) for now_s, _, accepted in timeline.shadows]
+    panels[1].plot(*_means(scored, axis), color="0.6", linewidth=0.8, label=f"mean of {_LENGTH_ROUNDS} shadows")
     if length is not None:
-        axes[1].axhline(length, color="0.5", linestyle="--", linewidth=0.8, label="of the text, K = 3")
-    axes[1].set_ylabel("acceptance length")
-    axes[1].legend(loc="upper right", fontsize=8)
-    axes[2].plot(*_rates(rounds, begin_s), color="tab:blue", linewidth=1.0, label="delivered")
+        panels[1].axhline(length, color="0.3", linestyle="--", linewidth=0.8, label="of the text, K = 3")
+    panels[1].set_ylabel("acceptance length")
+    panels[2].plot(*_rates(rounds, axis), color="tab:blue", linewidth=1.0, label="delivered")
     for (name, rate), style in zip((rates or {}).items(), ("--", ":", "-."), strict=False):
-        axes[2].axhline(rate, color="0.3", linestyle=style, linewidth=0.9, label=f"{name}, {rate:.1f}")
-    axes[2].set_ylabel("tok/s")
-    axes[2].set_xlabel("seconds")
-    axes[2].legend(loc="upper right", fontsize=8)
-    for mark in marks:
-        for axis in axes:
-            axis.axvline(mark.now_s - begin_s, color="tab:red", linewidth=0.9)
-        axes[1].annotate(
-            mark.label, (mark.now_s - begin_s, axes[1].get_ylim()[1]), fontsize=8, color="tab:red", va="top"
-        )
+        panels[2].axhline(rate, color="0.3", linestyle=style, linewidth=0.9, label=f"{name}, {rate:.1f}")
+    panels[2].set_ylabel("tok/s")
+    panels[2].set_xlabel("seconds of decoding; dotted: the next answer")
+    for panel in panels:
+        for begin_s in axis.answers:
+            panel.axvline(begin_s, color="0.7", linestyle=":", linewidth=0.7)
+        for mark in marks:
+            panel.axvline(axis.at(mark.now_s), color="tab:red", linewidth=0.9, label=mark.label)
+        panel.legend(loc="upper right", fontsize=8, ncols=3)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
+
+
+class _DecodeTime:
+    """Seconds spent decoding: what lies between two answers is left out.
+
+    Attributes:
+        ends: for each round. answers: where each answer but the first begins.
+    """
+
+    def __init__(self, rounds: Sequence[TracedRound]) -> None:
+        self.ends = list(itertools.accumulate(r.round_s for r in rounds))
+        self.answers = [
+            self.ends[index] for index, (a, b) in enumerate(itertools.pairwise(rounds)) if a.request != b.request
+        ]
+        self._now_s = [r.now_s for r in rounds]
+
+    def at(self, now_s: float) -> float:
+        """Of a moment in a trace: the end of the round under way."""
+        return self.ends[min(bisect.bisect_left(self._now_s, now_s), len(self.ends) - 1)]
+
+
+def _draw_states(panel: Any, rounds: Sequence[TracedRound], axis: _DecodeTime) -> None:
+    for first, last in _stretches(rounds):
+        begin_s = axis.ends[first] - rounds[first].round_s
+        panel.axvspan(begin_s, axis.ends[last], color=_COLOURS[rounds[first].state], linewidth=0)
+    panel.step(axis.ends, [r.num_draft_tokens for r in rounds], where="pre", linewidth=0.8, color="0.2")
+    for state, colour in _COLOURS.items():
+        if any(r.state == state for r in rounds):
+            panel.fill([], [], facecolor=colour, edgecolor="0.6", label=state)
+    panel.set_ylabel("K verified")
 
 
 def _stretches(rounds: Sequence[TracedRound]) -> list[tuple[int, int]]:
@@ -196,34 +207,29 @@ def _stretches(rounds: Sequence[TracedRound]) -> list[tuple[int, int]]:
     return found
 
 
-def _lengths(rounds: Sequence[TracedRound], begin_s: float) -> tuple[list[float], list[float]]:
-    verified = [r for r in rounds if r.num_draft_tokens > 0]
+def _means(points: Sequence[tuple[float, int]], axis: _DecodeTime) -> tuple[list[float], list[float]]:
+    """Means of the last points, broken where there were none for a while."""
     times: list[float] = []
     values: list[float] = []
-    for index, r in enumerate(verified):
-        window = verified[max(0, index + 1 - _LENGTH_ROUNDS) : index + 1]
-        is_gap = bool(times) and r.now_s - begin_s - times[-1] > 2.0
-        if is_gap:
-            times.append(r.now_s - begin_s)
+    for index, (now_s, _) in enumerate(points):
+        window = points[max(0, index + 1 - _LENGTH_ROUNDS) : index + 1]
+        if times and axis.at(now_s) - times[-1] > _GAP_S:
+            times.append(axis.at(now_s))
             values.append(float("nan"))
-        times.append(r.now_s - begin_s)
-        values.append(sum(w.num_committed_tokens for w in window) / len(window))
+        times.append(axis.at(now_s))
+        values.append(sum(value for _, value in window) / len(window))
     return times, values
 
 
-def _rates(rounds: Sequence[TracedRound], begin_s: float) -> tuple[list[float], list[float]]:
+def _rates(rounds: Sequence[TracedRound], axis: _DecodeTime) -> tuple[list[float], list[float]]:
     times: list[float] = []
     values: list[float] = []
-    tokens, seconds, request = 0, 0.0, rounds[0].request
-    for r in rounds:
-        if r.request != request:
-            tokens, seconds, request = 0, 0.0, r.request
-            times.append(r.now_s - begin_s)
-            values.append(float("nan"))
+    tokens, seconds = 0, 0.0
+    for r, end_s in zip(rounds, axis.ends, strict=True):
         tokens += r.num_committed_tokens
         seconds += r.round_s
         if tokens >= _RATE_TOKENS:
-            times.append(r.now_s - begin_s)
+            times.append(end_s)
             values.append(tokens / seconds)
             tokens, seconds = 0, 0.0
     return times, values

@@ -84,16 +84,17 @@ def test_a_shift_says_when_speculation_came_back() -> None:
 
 def test_results_are_a_collection(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "seed_replay.json"
-    merge_results(path, {"b": {"value": 1}, "a": {"value": 1}}, provenance={"git_sha": "1"}, settings={})
-    merge_results(path, {"b": {"value": 2}}, provenance={"git_sha": "2"}, settings={"x": 1})
+    timeline = Timeline(rounds=[traced(0, "OFF", 0)])
+    case_a, case_b = length_case(case(timeline), length=2.0), shift_case(case(timeline), shift_at=5)
+    merge_results(path, {"b": case_a, "a": case_a}, provenance={"git_sha": "1"}, settings={})
+    merge_results(path, {"b": case_b}, provenance={"git_sha": "2"}, settings={"x": 1})
     kept = json.loads(path.read_text())
-    assert kept == {
-        "settings": {"x": 1},
-        "cases": {
-            "a": {"provenance": {"git_sha": "1"}, "value": 1},
-            "b": {"provenance": {"git_sha": "2"}, "value": 2},
-        },
-    }
+    assert kept["settings"] == {"x": 1}
+    assert [(name, entry["provenance"]["git_sha"]) for name, entry in kept["cases"].items()] == [("a", "1"), ("b", "2")]
+    assert kept["cases"]["b"]["shift_at_token"] == 5
+    lines = path.with_suffix(".md").read_text().splitlines()
+    assert lines[2] == "| a | 82.0 | 57.1 | 80.6 | 0.984 | 2.00 |  |"
+    assert len(lines) == 4
 
 
 def test_live_rows_compare_within_a_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gateway.ports import (
     SpeculationOverride,
 )
 from gateway.request_run import RequestRun
+from gateway.speculation.controller import RoundPlan
 from tests.gateway.core_fakes import FakeVerifier, Rig, ScriptedDrafter, failed, plain_answer
 from wire.errors import PeerLate, PeerLost
 from wire.sampling import SamplingParams
@@ -302,3 +304,30 @@ async def test_what_the_target_cannot_verify_runs_plain_and_is_counted() -> None
         assert rig.recorder.fallbacks == {"temperature_above_1": 1}
         assert last(outputs).speculation.fallback_reason == "temperature_above_1"
         assert rig.drafter.messages == []
+
+
+class _ShadowThenDraft:
+    """A controller that plans a shadow, then drafts at once: the two messages leave back to back."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._plans = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def plan_round(self, request: Any, **facts: Any) -> RoundPlan:
+        self._inner.plan_round(request, **facts)
+        self._plans += 1
+        return RoundPlan(num_draft_tokens=3, reason="scripted", is_shadow=self._plans % 2 == 1)
+
+
+async def test_a_draft_right_after_a_shadow_reaches_the_drafter_second() -> None:
+    async with Rig(drafter=ScriptedDrafter("wrong")) as rig:
+        rig.parts = replace(rig.parts, controller=_ShadowThenDraft(rig.controller))
+        outputs = await collect(rig, request())
+        assert ids_of(outputs) == ANSWER
+        lengths = [message.base_len for message in rig.drafter.messages]
+        assert lengths == sorted(lengths)
+        assert rig.recorder.fallbacks == {}
+        assert len(lengths) > 10

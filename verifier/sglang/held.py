@@ -24,7 +24,8 @@ class HeldRequest:
         weight_version: of the engine when the request began.
         cache_key: a namespace of the engine's prefix cache for this request alone; "" = the common one.
         has_lost_features: its features could not be had once; they are not asked for again.
-        has_lost_streamed: those of its stream could not be had once; they are posted for from then on.
+        streamed_gap_end: features of its stream before this position were lost; a POST must fetch them.
+        num_streamed_gaps: how often in a row that happened.
         posted_rids: engine requests that run for it now, beside the stream.
     """
 
@@ -37,7 +38,8 @@ class HeldRequest:
     weight_version: str | None = None
     cache_key: str = ""
     has_lost_features: bool = False
-    has_lost_streamed: bool = False
+    streamed_gap_end: int = 0
+    num_streamed_gaps: int = 0
     posted_rids: set[str] = field(default_factory=set)
 
     @property

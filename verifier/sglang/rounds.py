@@ -334,8 +334,11 @@ class RoundRunner:
         spans = await self._source.streamed(rid, first=route.features_from, last=route.item.base_len - 1)
         if spans is None:
             self._counters["streamed_feature_gaps"] += 1
-            route.held.has_lost_streamed = True
-        return spans or ()
+            route.held.num_streamed_gaps += 1
+            route.held.streamed_gap_end = route.item.base_len
+            return ()
+        route.held.num_streamed_gaps = 0
+        return spans
 
     async def _spans(self, route: Route, posted: _Posted) -> tuple[FeatureSpan, ...]:
         if route.features_from is None or self._source is None:

@@ -13,6 +13,9 @@ from wire.messages import VerifyFailed, VerifyItem
 
 __all__ = ["Route", "Router", "failure"]
 
+# A lost datagram is fetched by a POST once; so many in a row, each waited for in vain, mean that none will come.
+_MAX_STREAMED_GAPS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -102,12 +105,13 @@ class Router:
         A POST for them would hold up the stream by a pass of its own: 30 ms instead of 12 in the founding case. A
         prompt goes to a stream while rounds are plain; where they draft, the stream would have to end at once.
         """
-        if self._source is None or not self._source.follows_streams or held.has_lost_streamed:
+        if self._source is None or not self._source.follows_streams or held.num_streamed_gaps >= _MAX_STREAMED_GAPS:
             return False
         if item.start == 0:
             return self._was_plain and not item.score_prompt
         stream = held.streamed()
-        return features_from >= (item.base_len if stream is None else stream.start_len) - 1
+        first = (item.base_len if stream is None else stream.start_len) - 1
+        return features_from >= max(first, held.streamed_gap_end)
 
     def _draws_itself(self, item: VerifyItem, held: HeldRequest) -> bool:
         params = held.sampling

@@ -213,15 +213,33 @@ async def test_while_rounds_are_plain_a_prompt_opens_the_stream_that_goes_on(mak
     assert (counters["posts"], counters["streams"]) == (3, 2)
 
 
-async def test_what_a_stream_did_not_bring_is_posted_for_from_then_on(make_rig: Any, tmp_path: Path) -> None:
-    rig = await make_rig(taps_streams=False, **tapped(tmp_path, tap_timeout_s=0.02))
+async def test_what_a_stream_did_not_bring_is_posted_for_and_the_stream_followed_again(
+    make_rig: Any, tmp_path: Path
+) -> None:
+    rig = await make_rig(taps_streams=False, token_delay_s=0.01, **tapped(tmp_path, tap_timeout_s=0.02))
     rig.open("a", PROMPT)
     await rig.one("a", features_from=0)
-    assert (await rig.one("a", features_from=len(PROMPT))).spans == ()
+    begin = len(PROMPT)
+    assert (await rig.one("a", features_from=begin)).spans == ()
     assert rig.client.counters["streamed_feature_gaps"] == 1
-    assert positions(await rig.one("a", features_from=len(PROMPT))) == [len(PROMPT), len(PROMPT) + 1]
+    rig.engine.taps_streams = True
+    assert positions(await rig.one("a", features_from=begin)) == [begin, begin + 1]
     assert rig.client.counters["posts"] == 2
-    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 3)
+    await rig.one("a")
+    assert positions(await rig.one("a", features_from=begin + 2)) == [begin + 2, begin + 3]
+    assert rig.client.counters["posts"] == 2
+    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 5)
+
+
+async def test_a_plugin_that_never_taps_streams_is_waited_for_three_times(make_rig: Any, tmp_path: Path) -> None:
+    rig = await make_rig(taps_streams=False, **tapped(tmp_path, tap_timeout_s=0.02))
+    rig.open("a", PROMPT)
+    held = len(positions(await rig.one("a", features_from=0)))
+    for _ in range(10):
+        held += len(positions(await rig.one("a", features_from=held)))
+    assert held >= len(rig.ids["a"]) - 2
+    assert rig.client.counters["streamed_feature_gaps"] == 3
+    assert rig.ids["a"] == PROMPT + toy_model.greedy(PROMPT, 11)
 
 
 async def test_prompts_with_features_are_computed_whole_and_others_share_the_cache(make_rig: Any) -> None:
