@@ -127,9 +127,7 @@ def test_a_dead_cpu_peer_is_noticed(library: KernelLibrary) -> None:
     group.close()
 
 
-def test_the_flag_waits_for_the_payload_over_pcie(
-    broken_library: KernelLibrary, fenced_library: KernelLibrary
-) -> None:
+def test_the_flag_waits_for_the_payload_over_pcie(broken_library: KernelLibrary, fenced_library: KernelLibrary) -> None:
     """With the fence no call is wrong. Without it the flag may overtake; how often is reported, not demanded."""
     crowded = torch.zeros(1 << 18, dtype=torch.int32).pin_memory()
     side = torch.cuda.Stream()
