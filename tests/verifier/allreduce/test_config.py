@@ -38,6 +38,7 @@ def test_values() -> None:
         ("PEER_ACCESS", "yes"),
         ("MAX_BYTES", "100"),
         ("MAX_BYTES", "0"),
+        ("MAX_BYTES", "2097152"),
         ("TIMEOUT_S", "0"),
         ("ISLANDSIZE", "4"),
     ],
