@@ -63,7 +63,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> AllReduceConfig:
         island_size=_number(named, "island_size", default.island_size, 0, 8),
         peer_access=access,
         writes_collapse=bool(_number(named, "writes_collapse", 0, 0, 1)),
-        max_bytes=_number(named, "max_bytes", default.max_bytes, 16, 16 << 20),
+        max_bytes=_number(named, "max_bytes", default.max_bytes, 16, default.max_bytes),
         timeout_s=_number(named, "timeout_s", int(default.timeout_s), 1, 3600),
         cache_dir=named.get("cache_dir", default.cache_dir),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Exchange", "GroupExchange", "StoreExchange"]
+__all__ = ["Exchange", "GroupExchange", "StoreExchange", "share_trouble"]
 
 
 class Exchange(Protocol):
@@ -59,3 +59,9 @@ class StoreExchange:
     def barrier(self) -> None:
         """See Exchange."""
         self.all_gather(b"")
+
+
+def share_trouble(exchange: Exchange, trouble: str) -> str:
+    """What went wrong on any rank, told to all; "" if nothing did. None goes on alone, none waits for one that left."""
+    reports = [each.decode() for each in exchange.all_gather(trouble.encode())]
+    return "; ".join(each for each in reports if each)

@@ -280,6 +280,10 @@ def _row_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.shape[-1]) * tensor.element_size()
 
 
+def _whole_packs(num_bytes: int) -> int:
+    return max(1, -(-num_bytes // PACK_BYTES)) * PACK_BYTES
+
+
 def _new_controls(library: KernelLibrary, count: int, timeout_s: float) -> tuple[list[int], list[int]]:
     controls, errors = [], []
     for _ in range(count):
@@ -318,6 +322,7 @@ def join_group(
     Raises:
         SetupFailed: on all ranks, if it fails on one.
     """
+    ll_bytes, bulk_bytes = _whole_packs(ll_bytes), _whole_packs(bulk_bytes)
     num_bytes = library.slab_bytes(topology.world, ll_bytes, bulk_bytes)
     share = shared_device_slabs if topology.peer_access else shared_pinned_slabs
     slabs = share(library, exchange, rank=rank, num_bytes=num_bytes)
@@ -347,6 +352,7 @@ def virtual_group(
     timeout_s: float = 10.0,
 ) -> AllReduceGroup:
     """All ranks in this process on the current GPU, as co-resident CTAs of one launch."""
+    ll_bytes, bulk_bytes = _whole_packs(ll_bytes), _whole_packs(bulk_bytes)
     num_bytes = library.slab_bytes(topology.world, ll_bytes, bulk_bytes)
     slabs = local_slabs(library, world=topology.world, num_bytes=num_bytes, kind=kind)
     library.preload(topology.world)

@@ -6,17 +6,19 @@ SGLang's plugin takes ``verifier.allreduce.provider:make_provider``.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from verifier.allreduce.config import AllReduceConfig, read_config
-from verifier.allreduce.errors import AllReduceError, KernelBuildFailed, PeerTimeout, SetupFailed
-from verifier.allreduce.exchange import Exchange, GroupExchange
+from verifier.allreduce.errors import AllReduceError, PeerTimeout, SetupFailed
+from verifier.allreduce.exchange import Exchange, GroupExchange, share_trouble
 from verifier.allreduce.group import DTYPE_NAMES, AllReduceGroup, Norm, join_group
 from verifier.allreduce.library import KernelLibrary, build_library
 from verifier.allreduce.tactics import PACK_BYTES, Topology
+from wire.settings import ConfigError
 
 __all__ = ["KernelProvider", "RankGroup", "make_provider", "verify_group"]
 
@@ -98,17 +100,24 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def make_provider(group: RankGroup) -> KernelProvider:
-    """Compile, allocate, exchange, verify. Collective; all ranks succeed or all raise.
+    """Compile, allocate, exchange, verify. Collective: all ranks succeed or all raise.
 
     Raises:
-        AllReduceError: saying why this machine can't have it.
+        SetupFailed: saying which rank can't have it, and why.
     """
-    config = read_config()
     exchange = GroupExchange(group.cpu_group)
-    torch.cuda.set_device(group.device)
-    library = _build(config, exchange, group.rank, torch.cuda.get_device_capability(group.device))
-    joined: AllReduceGroup | None = None
-    for peer_access in {"auto": (True, False), "on": (True,), "off": (False,)}[config.peer_access]:
+    # Rank 0 first: it compiles, and the others load what it left (or compile too, if their disk is another).
+    found = _prepare(group) if group.rank == 0 else None
+    trouble = share_trouble(exchange, found if isinstance(found, str) else "")
+    if not trouble:
+        found = found or _prepare(group)
+        trouble = share_trouble(exchange, found if isinstance(found, str) else "")
+    if trouble or found is None or isinstance(found, str):
+        raise SetupFailed(trouble)
+    config, library = found
+    while True:
+        # Asked for or tried first: the GPUs' own memory. It is given up on all ranks together.
+        peer_access = config.peer_access != "off"
         topology = Topology(
             world=group.world_size,
             island_size=config.island_size or group.world_size,
@@ -127,31 +136,27 @@ def make_provider(group: RankGroup) -> KernelProvider:
             )
             verify_group(joined, exchange)
         except SetupFailed as error:
-            if not peer_access or config.peer_access == "on":
+            if config.peer_access != "auto":
                 raise
             log.warning("all-reduce: %s; through pinned host memory instead", error)
+            config = replace(config, peer_access="off")
         else:
             log.info("all-reduce: rank %d of %d, peer access %s", group.rank, group.world_size, peer_access)
             return KernelProvider(joined, device_group=group.device_group)
-    raise SetupFailed("no kind of memory works between the ranks")
 
 
-def _build(config: AllReduceConfig, exchange: Exchange, rank: int, capability: tuple[int, int]) -> KernelLibrary:
-    """Rank 0 compiles, then the others load what it left (they compile too if their disk is another)."""
-    trouble = ""
-    library: KernelLibrary | None = None
-    for turn in (0, 1):
-        if (rank == 0) == (turn == 0) and not trouble:
-            try:
-                library = KernelLibrary(build_library(config.resolved_cache_dir, compute_capability=capability))
-            except (AllReduceError, OSError) as error:
-                trouble = f"rank {rank}: {error}"
-        reports = [each.decode() for each in exchange.all_gather(trouble.encode())]
-        if any(reports):
-            raise KernelBuildFailed("; ".join(each for each in reports if each))
-    if library is None:
-        raise KernelBuildFailed(f"rank {rank} has no library")
-    return library
+def _prepare(group: RankGroup) -> tuple[AllReduceConfig, KernelLibrary] | str:
+    """Settings and compiled kernels, or what is wrong on this rank."""
+    try:
+        config = read_config()
+        Topology(world=group.world_size, island_size=config.island_size or group.world_size)
+        if not torch.cuda.is_available():
+            return f"rank {group.rank}: no CUDA device"
+        torch.cuda.set_device(group.device)
+        capability = torch.cuda.get_device_capability(group.device)
+        return config, KernelLibrary(build_library(config.resolved_cache_dir, compute_capability=capability))
+    except (AllReduceError, ConfigError, OSError) as error:
+        return f"rank {group.rank}: {error}"
 
 
 def verify_group(group: AllReduceGroup, exchange: Exchange) -> None:
@@ -174,7 +179,7 @@ def verify_group(group: AllReduceGroup, exchange: Exchange) -> None:
             trouble = str(error)
         if not trouble and not torch.equal(output, expected):
             trouble = f"rank {rank} got wrong sums of {num_bytes} bytes"
-    reports = [each.decode() for each in exchange.all_gather(trouble.encode())]
-    if any(reports):
+    trouble = share_trouble(exchange, trouble)
+    if trouble:
         group.close()
-        raise SetupFailed("; ".join(each for each in reports if each))
+        raise SetupFailed(trouble)

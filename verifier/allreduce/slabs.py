@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from verifier.allreduce.errors import SetupFailed
-from verifier.allreduce.exchange import Exchange
+from verifier.allreduce.exchange import Exchange, share_trouble
 from verifier.allreduce.library import KernelLibrary
 
 __all__ = ["SlabKind", "Slabs", "local_slabs", "shared_device_slabs", "shared_pinned_slabs"]
@@ -71,7 +71,7 @@ def shared_device_slabs(library: KernelLibrary, exchange: Exchange, *, rank: int
             library.ipc_close(address)
         library.device_free(own)
 
-    _agree(exchange, trouble, close)
+    _close_if_any(share_trouble(exchange, trouble), close)
     return Slabs(addresses=[own if peer == rank else opened[peer] for peer in range(len(handles))], close=close)
 
 
@@ -110,7 +110,7 @@ def shared_pinned_slabs(library: KernelLibrary, exchange: Exchange, *, rank: int
                 view.close()
 
     try:
-        _agree(exchange, trouble, close)
+        _close_if_any(share_trouble(exchange, trouble), close)
     finally:
         path.unlink(missing_ok=True)
     return Slabs(addresses=list(addresses), close=close)
@@ -122,9 +122,7 @@ def _map_file(path: Path, size: int) -> tuple[mmap.mmap, int]:
     return view, ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _agree(exchange: Exchange, trouble: str, close: Callable[[], None]) -> None:
-    """Every rank hears of every rank's trouble, so that none goes on alone."""
-    reports = [each.decode() for each in exchange.all_gather(trouble.encode())]
-    if any(reports):
+def _close_if_any(trouble: str, close: Callable[[], None]) -> None:
+    if trouble:
         close()
-        raise SetupFailed("; ".join(each for each in reports if each))
+        raise SetupFailed(trouble)

@@ -128,8 +128,12 @@ def default_rules(topology: Topology) -> tuple[Rule, ...]:
         tactic = Tactic(family=family, shape=shape, num_ctas=ctas, direction=direction)
         return Rule(max_bytes=kib * _KIB, tactic=tactic)
 
-    if not topology.peer_access:  # every byte goes through host memory: flag in data, fewest bytes
-        return (rule(1, "ll", "one-shot", 1), rule(128, "ll", "two-shot", 8), rule(1024, "bulk", "two-shot", 16))
+    if not topology.peer_access:
+        # Words polled over PCIe cost more than a flag: 14 KiB at world 2 take 6.6 us in BULK and 9.7 in LL, 56 KiB 10.0
+        # and 19.7 (benchmarks/results/allreduce/virtual-2-pinned.json).
+        if topology.world == 2:
+            return (rule(1024, "bulk", "one-shot", 8),)
+        return (rule(28, "bulk", "one-shot", 8), rule(1024, "bulk", "two-shot", 16))
     if topology.world == 2:
         return (rule(28, "ll", "one-shot", 4), rule(112, "bulk", "one-shot", 8), rule(1024, "bulk", "two-shot", 16))
     if not topology.has_islands:

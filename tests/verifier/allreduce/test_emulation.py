@@ -51,7 +51,7 @@ def script(world: int, island: int, calls: int, seed: int, *, only_bulk: bool = 
 
 
 def run(program: Path, world: int, island: int, start: int, calls: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         [str(program), str(world), str(island), str(start), "7"],
         input=calls,
         capture_output=True,
@@ -59,6 +59,9 @@ def run(program: Path, world: int, island: int, start: int, calls: str) -> subpr
         check=False,
         timeout=120,
     )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not start under this kernel's address layout")
+    return done
 
 
 @pytest.mark.parametrize(("world", "island"), [(2, 2), (4, 2), (8, 4)])

@@ -66,6 +66,13 @@ def test_islands_are_used_where_there_are_some() -> None:
     assert "island" not in shapes(Topology(world=8, island_size=1))
 
 
+def test_host_memory_is_flagged_not_polled_by_the_word() -> None:
+    rules = default_rules(Topology(world=2, island_size=2, peer_access=False))
+    assert [(rule.tactic.family, rule.tactic.shape) for rule in rules] == [("bulk", "one-shot")]
+    rules = default_rules(Topology(world=8, island_size=4, peer_access=False))
+    assert [(rule.tactic.family, rule.tactic.shape) for rule in rules] == [("bulk", "one-shot"), ("bulk", "two-shot")]
+
+
 def test_a_collapsing_fabric_fetches_across() -> None:
     wide = {r.tactic.direction for r in default_rules(Topology(world=8, island_size=4, writes_collapse=True))}
     assert wide == {"push", "pull-cross"}
