@@ -38,7 +38,7 @@ def scripted_config(engine_dir: Path, port: int, *, base_s: float = 0.06) -> SGL
         env=(f"PYTHONPATH={engine_dir / 'site'}", f"BASE_S={base_s}"),
         features="off",
         state_dir=str(engine_dir / "state"),
-        stall_timeout_s=1.5,
+        stall_timeout_s=3.0,
         load_timeout_s=30.0,
     )
 
