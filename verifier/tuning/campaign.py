@@ -96,10 +96,10 @@ class Campaign:
                 if experiment.name in self._impossible:
                     self._rule_out(experiment.name, self._impossible[experiment.name])
         await self._run_open()
-        self._review()
+        self.review()
         self._extend_undecided()
         await self._run_open()
-        self._review()
+        self.review()
         while not self._only and (combination := next_combination(self._rows())) is not None:
             self._enter(combination)
             await self._run_open()
@@ -208,7 +208,7 @@ class Campaign:
                 return result
             log.warning("known-good failed, once more", reason=result.message)
 
-    def _review(self) -> None:
+    def review(self) -> None:
         """Judge the comparisons of the plan again with all that is known of the noise by now; nothing runs again."""
         trials = self._ledger.trials(self._setup.key)
         for row in self._rows():
