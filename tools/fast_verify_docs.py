@@ -43,7 +43,8 @@ breakeven tune --profile PROFILE --report     # report and best profile from the
 3. A crash, a stalled load, a hang (NCCL's watchdog, or silence) or a wrong greedy answer ends the experiment with the
    launcher's diagnosis. Afterwards nothing may be left: processes of its session and port are checked.
 4. The gain is the median over pairs of neighbouring starts. It counts if it exceeds the noise (95 %, estimated from all
-   starts of equal settings) and `min_gain`. Comparisons are judged again when more is known of the noise.
+   starts of equal settings) and `min_gain`. "same" excludes more than `resolution`; else it is "undecided", and a
+   larger `repeats` adds pairs to those done. Comparisons are judged again when more is known of the noise.
 5. Winners are combined one at a time on top of the best; what is kept together is confirmed against known-good.
 
 The ledger (SQLite) holds planned, running and done trials. After a kill the same command goes on: what is done is never

@@ -6,9 +6,10 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from verifier.allreduce.probe_child import run_limited
 
 __all__ = ["MachineIdentity", "machine_identity", "run_tool"]
 
@@ -57,13 +58,8 @@ def run_tool(command: tuple[str, ...], *, timeout_s: float = _TIMEOUT_S) -> str 
     path = shutil.which(command[0])
     if path is None:
         return None
-    try:
-        done = subprocess.run(  # noqa: S603 - fixed command lines
-            [path, *command[1:]], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    ran = run_limited([path, *command[1:]], timeout_s=timeout_s)
+    return None if ran.problem else ran.output
 
 
 def _processor() -> str:

@@ -104,7 +104,8 @@ def measure_candidate(candidate: Candidate, spec: Spec, *, python: str = "") -> 
         reports = [msgspec.json.decode(path.read_bytes(), type=RankReport) for path in paths if path.is_file()]
         own = next((report.problem for report in reports if report.problem), "")
         if own or problem:
-            return reports, own or f"{problem}{_last_line(logs)}"
+            # A rank that died explains the others' errors, not the other way round.
+            return reports, f"{problem}{_last_line(logs)}" if problem else own
         return sorted(reports, key=lambda report: report.rank), ""
 
 

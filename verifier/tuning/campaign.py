@@ -17,7 +17,7 @@ from verifier.tuning.errors import KnownGoodFailed, NotReverted, Paused
 from verifier.tuning.ledger import Ledger
 from verifier.tuning.plan import Plan
 from verifier.tuning.process_tree import Leader, adopt_orphans, boot_id, end_session
-from verifier.tuning.records import ExperimentRow, TrialResult, TrialRow, VerdictName
+from verifier.tuning.records import COMPARED, ExperimentRow, TrialResult, TrialRow, VerdictName
 from verifier.tuning.schedule import NewExperiment, next_combination, order_of_sides, singles
 from verifier.tuning.setup import Setup
 from verifier.tuning.verdict import agreement, compare, log_score, noise
@@ -96,7 +96,10 @@ class Campaign:
                 if experiment.name in self._impossible:
                     self._rule_out(experiment.name, self._impossible[experiment.name])
         await self._run_open()
-        self._review()
+        self.review()
+        self._extend_undecided()
+        await self._run_open()
+        self.review()
         while not self._only and (combination := next_combination(self._rows())) is not None:
             self._enter(combination)
             await self._run_open()
@@ -135,6 +138,15 @@ class Campaign:
         for row in self._rows():
             if row.name == name and row.state == "planned":
                 self._ledger.end_experiment(row.experiment_id, "not_possible", {"message": reason})
+
+    def _extend_undecided(self) -> None:
+        """Where the noise hid the answer and the plan now asks for more repeats, plan the missing pairs."""
+        trials = self._ledger.trials(self._setup.key)
+        sides = order_of_sides(self._plan.rules.repeats)
+        for row in self._rows():
+            count = sum(trial.experiment_id == row.experiment_id for trial in trials)
+            if row.verdict == "undecided" and count < len(sides):
+                self._ledger.extend_experiment(row.experiment_id, sides[count:], first=count)
 
     def _rows(self) -> list[ExperimentRow]:
         return self._ledger.experiments(self._setup.key)
@@ -196,11 +208,11 @@ class Campaign:
                 return result
             log.warning("known-good failed, once more", reason=result.message)
 
-    def _review(self) -> None:
+    def review(self) -> None:
         """Judge the comparisons of the plan again with all that is known of the noise by now; nothing runs again."""
         trials = self._ledger.trials(self._setup.key)
         for row in self._rows():
-            if row.kind != "single" or row.verdict not in ("faster", "slower", "same"):
+            if row.kind != "single" or row.verdict not in COMPARED:
                 continue
             own = sorted((t for t in trials if t.experiment_id == row.experiment_id), key=lambda t: t.sequence)
             name, detail = self._compared(own)
@@ -238,6 +250,7 @@ class Campaign:
             sigma=sigma,
             degrees=degrees,
             min_gain=self._plan.rules.min_gain,
+            resolution=self._plan.rules.resolution,
         )
         detail = {key: value for key, value in asdict(found).items() if key not in ("by_metric", "verdict")}
         detail = {key: round(value, 5) if isinstance(value, float) else value for key, value in detail.items()}

@@ -110,6 +110,18 @@ class Ledger:
                 [(cursor.lastrowid, sequence, side) for sequence, side in enumerate(sides)],
             )
 
+    def extend_experiment(self, experiment_id: int, sides: Sequence[Side], *, first: int) -> None:
+        """Open a decided experiment again for more trials, numbered from ``first``."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO trials (experiment_id, sequence, side, state) VALUES (?, ?, ?, 'planned')",
+                [(experiment_id, first + i, side) for i, side in enumerate(sides)],
+            )
+            self._db.execute(
+                "UPDATE experiments SET state = 'running', verdict = NULL, ended_at = NULL WHERE id = ?",
+                (experiment_id,),
+            )
+
     def end_experiment(self, experiment_id: int, verdict: VerdictName, detail: dict[str, Any]) -> None:
         """Close it; what is still planned of it is dropped."""
         with self._transaction():

@@ -22,12 +22,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Fields:
         repeats: engine starts per side of a comparison, interleaved with known-good.
         min_gain: smallest relative gain that is worth a setting, beside being above the noise.
+        resolution: "same" means that a gain or loss of so much can be excluded; else it is undecided.
         min_agreement: smallest share of the known-good's greedy answer that must come again, else it is wrong output.
         measure_timeout_s: for the whole workload. hang_timeout_s: for one answer.
     """
 
     repeats: int = 3
     min_gain: float = 0.01
+    resolution: float = 0.05
     min_agreement: float = 0.5
     measure_timeout_s: float = 900.0
     hang_timeout_s: float = 120.0
@@ -198,6 +200,7 @@ def _check(plan: Plan) -> None:
         ("experiment.name", len(names) == len(set(names)), "every experiment needs a name of its own"),
         ("rules.repeats", 2 <= rules.repeats <= 50, "must be between 2 and 50"),
         ("rules.min_gain", 0.0 <= rules.min_gain < 1.0, "must be between 0 and 1"),
+        ("rules.resolution", 0.0 < rules.resolution < 1.0, "must be above 0 and below 1"),
         ("rules.min_agreement", 0.0 <= rules.min_agreement <= 1.0, "must be between 0 and 1"),
         ("rules.measure_timeout_s", rules.measure_timeout_s > 0.0, "must be above 0"),
         ("rules.hang_timeout_s", rules.hang_timeout_s > 0.0, "must be above 0"),

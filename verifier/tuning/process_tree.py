@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -63,7 +64,18 @@ def end_session(leader: Leader, *, patience_s: float = 10.0) -> list[int]:
 
 def end_new_children(before: frozenset[int], *, patience_s: float = 10.0) -> list[int]:
     """Kill every descendant of this process that is not in ``before``; returns those that would not go."""
-    return _kill_until_gone(lambda: [pid for pid in descendants(os.getpid()) if pid not in before], patience_s)
+    left = _kill_until_gone(lambda: [pid for pid in descendants(os.getpid()) if pid not in before], patience_s)
+    _reap(before)
+    return left
+
+
+def _reap(before: frozenset[int]) -> None:
+    """Take the exit status of adopted processes that ended, or they would fill the process table."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid, fields = int(entry.name), _stat(int(entry.name))
+        if fields is not None and fields[0] == "Z" and int(fields[1]) == os.getpid() and pid not in before:
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def cpu_share(session_id: int, *, over_s: float = 0.5) -> float:
@@ -81,17 +93,17 @@ def _cpu_ticks(session_id: int) -> int:
 
 def _kill_until_gone(find: Callable[[], list[int]], patience_s: float) -> list[int]:
     deadline_s = time.monotonic() + patience_s
-    while found := find():
-        if time.monotonic() >= deadline_s:
-            return list(found)
+    killed: set[int] = set()
+    while (found := find()) and time.monotonic() < deadline_s:
         for pid in found:
-            try:
+            with contextlib.suppress(OSError):  # gone already
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-            except OSError:
-                continue  # gone already, or not our child to wait for
+                killed.add(pid)
         time.sleep(0.02)
-    return []
+    for pid in killed:
+        with contextlib.suppress(OSError):  # not our child, and so not ours to wait for
+            os.waitpid(pid, os.WNOHANG)
+    return list(found)
 
 
 def _members(session_id: int) -> list[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from verifier.tuning.change import Change
 
 __all__ = [
+    "COMPARED",
     "Diagnosed",
     "ExperimentRow",
     "Kind",
@@ -25,10 +26,25 @@ Kind = Literal["single", "combination", "confirmation"]
 Side = Literal["base", "changed"]
 # How one engine start ended.
 Outcome = Literal["measured", "crashed", "stalled", "late", "hung", "machine_down"]
-# What an experiment came to. The first three compare; "wrong_output" and the outcomes above end it at once.
+# What an experiment came to. The first four compare ("undecided": the noise hides more than rules.resolution);
+# "wrong_output" and the outcomes above end it at once.
 VerdictName = Literal[
-    "faster", "slower", "same", "wrong_output", "crashed", "stalled", "late", "hung", "machine_down", "not_possible"
+    "faster",
+    "slower",
+    "same",
+    "undecided",
+    "wrong_output",
+    "crashed",
+    "stalled",
+    "late",
+    "hung",
+    "machine_down",
+    "not_possible",
 ]
+
+
+# Verdicts that rest on a comparison.
+COMPARED: Final = ("faster", "slower", "same", "undecided")
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["plot_gains", "report_page"]
+from verifier.tuning.records import COMPARED
 
-_COMPARED = ("faster", "slower", "same")
+__all__ = ["plot_gains", "report_page"]
 
 
 def report_page(data: dict[str, Any], *, plot: str = "") -> str:
@@ -33,7 +33,7 @@ def report_page(data: dict[str, Any], *, plot: str = "") -> str:
     ]
     if plot:
         parts += ["", f"![gains]({plot})"]
-    failed = [each for each in data["experiments"] if each["verdict"] and each["verdict"] not in _COMPARED]
+    failed = [each for each in data["experiments"] if each["verdict"] and each["verdict"] not in COMPARED]
     if failed:
         parts += ["", "## What did not run", "", *(_failure(each) for each in failed)]
     parts += ["", "## Known-good", "", *_medians(data["known_good"])]
@@ -49,7 +49,7 @@ def _row(each: dict[str, Any]) -> str:
     change = " ".join(f"`{text}`" for text in each["change"])
     if each["base"]:
         change += " on top of " + " ".join(f"`{text}`" for text in each["base"])
-    if each["verdict"] not in _COMPARED:
+    if each["verdict"] not in COMPARED:
         return f"| {each['name']} | {change} | {each['verdict'] or each['state']} | | | |"
     moved = ", ".join(
         f"{'tok/s' if metric == 'plain_tok_per_s' else f'verify K={k}'} B={batch_size} {value:+.1%}"
@@ -95,7 +95,7 @@ def _drafting(data: dict[str, Any]) -> list[str]:
 
 def plot_gains(data: dict[str, Any], path: Path) -> bool:
     """Gains with their intervals as a picture; False if matplotlib is not installed or nothing was compared."""
-    compared = [each for each in data["experiments"] if each["verdict"] in _COMPARED]
+    compared = [each for each in data["experiments"] if each["verdict"] in COMPARED]
     if not compared:
         return False
     try:
@@ -108,7 +108,7 @@ def plot_gains(data: dict[str, Any], path: Path) -> bool:
     compared.sort(key=lambda each: each["detail"]["gain"])
     figure = Figure(figsize=(8, 1.2 + 0.4 * len(compared)), layout="constrained")
     axes = figure.subplots()
-    colours = {"faster": "tab:green", "slower": "tab:red", "same": "tab:gray"}
+    colours = {"faster": "tab:green", "slower": "tab:red", "same": "tab:gray", "undecided": "tab:orange"}
     for y, each in enumerate(compared):
         detail = each["detail"]
         low, high = 100 * detail["low"], 100 * min(detail["high"], 5.0)

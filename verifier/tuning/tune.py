@@ -68,27 +68,28 @@ def tune(
     status = 0
     try:
         with contextlib.closing(Ledger(state_dir / "ledger.sqlite")) as ledger:
-            if not only_report:
-                trials = EngineTrials(
+            trials = EngineTrials(
+                sglang,
+                model_path=model_path,
+                rules=plan.rules,
+                workload=plan.workload,
+                dir_path=state_dir / "trials" / setup.key,
+            )
+            with _shown() as show:
+                campaign = Campaign(
                     sglang,
-                    model_path=model_path,
-                    rules=plan.rules,
-                    workload=plan.workload,
-                    dir_path=state_dir / "trials" / setup.key,
+                    plan,
+                    setup,
+                    ledger,
+                    trials,
+                    impossible={} if only_report else _impossible(plan, setup),
+                    only=config.only,
+                    max_trials=config.max_trials,
+                    on_trial=show,
                 )
-                impossible = _impossible(plan, setup)
-                with _shown() as show:
-                    campaign = Campaign(
-                        sglang,
-                        plan,
-                        setup,
-                        ledger,
-                        trials,
-                        impossible=impossible,
-                        only=config.only,
-                        max_trials=config.max_trials,
-                        on_trial=show,
-                    )
+                if only_report:
+                    campaign.review()
+                else:
                     status = asyncio.run(_until_stopped(campaign))
             _write_results(ledger, plan, setup, sglang, config, profile=profile, tables=tables)
     except TuningError as error:

@@ -8,7 +8,8 @@ One start differs from the next by sigma even with equal settings (placement of 
 estimated from everything known: the scatter of all trials of the same settings around each other, neighbours first, so
 that a slow drift of the machine does not count as noise that pairing removes. The gain's standard error is then
 sigma * sqrt(2 / pairs), or the pairs' own scatter if that is larger. A win needs a gain above min_gain whose two-sided
-95 % interval (Student's t, with the degrees of freedom sigma has) lies above 0.
+95 % interval (Student's t, with the degrees of freedom sigma has) lies above 0. "same" needs an interval that ends
+before ``resolution``; a wider one around 0 is "undecided", and more repeats decide it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Comparison:
         by_metric: (metric, B, K) to the relative change of its median; tok/s up is good, verify ms down is good.
     """
 
-    verdict: Literal["faster", "slower", "same"]
+    verdict: Literal["faster", "slower", "same", "undecided"]
     gain: float
     low: float
     high: float
@@ -98,8 +99,13 @@ def compare(
     sigma: float,
     degrees: int,
     min_gain: float,
+    resolution: float,
 ) -> Comparison:
-    """Judge pairs of trials; the i-th of ``base`` ran beside the i-th of ``changed``."""
+    """Judge pairs of trials; the i-th of ``base`` ran beside the i-th of ``changed``.
+
+    Args:
+        resolution: relative gain that must be told from none to say "same".
+    """
     pairs = [
         log_score(after, objective) - log_score(before, objective) for before, after in zip(base, changed, strict=True)
     ]
@@ -108,11 +114,13 @@ def compare(
     error = max(own, sigma * math.sqrt(2.0 / len(pairs))) if math.isfinite(sigma) else own
     freedom = max(1, min(degrees or len(pairs) - 1, len(_T95)))
     reach = _T95[freedom - 1] * error
-    verdict: Literal["faster", "slower", "same"] = "same"
+    verdict: Literal["faster", "slower", "same", "undecided"] = "same"
     if gain - reach > 0.0 and gain >= math.log1p(min_gain):
         verdict = "faster"
     elif gain + reach < 0.0 and gain <= -math.log1p(min_gain):
         verdict = "slower"
+    elif max(gain + reach, reach - gain) > math.log1p(resolution):
+        verdict = "undecided"
     return Comparison(
         verdict=verdict,
         gain=math.expm1(gain),

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from verifier.sglang.config import SGLangConfig
@@ -28,15 +29,16 @@ def engine_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def scripted_config(engine_dir: Path, port: int) -> SGLangConfig:
+def scripted_config(engine_dir: Path, port: int, *, base_s: float = 0.06) -> SGLangConfig:
+    """``base_s``: what a token takes; short where speed is not the question."""
     return SGLangConfig(
         url=f"http://127.0.0.1:{port}",
         python=sys.executable,
         model_path=str(engine_dir / "model"),
-        env=(f"PYTHONPATH={engine_dir / 'site'}",),
+        env=(f"PYTHONPATH={engine_dir / 'site'}", f"BASE_S={base_s}"),
         features="off",
         state_dir=str(engine_dir / "state"),
-        stall_timeout_s=1.5,
+        stall_timeout_s=3.0,
         load_timeout_s=30.0,
     )
 
@@ -75,3 +77,8 @@ verify_rounds = 4
 
 def experiment_text(name: str, rank: int, key: str, value: str, kind: str = "arg") -> str:
     return f'[[experiment]]\nname = "{name}"\nrank = {rank}\nwhy = "test"\n{kind} = "{key}"\nvalue = "{value}"\n'
+
+
+def living_children() -> list[psutil.Process]:
+    """Processes this one started, directly or not, and that still run."""
+    return [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-BASE_S = 0.06
+BASE_S = float(os.environ.get("BASE_S", "0.06"))
 VOCAB = 1000
 # How many tokens are served before trouble begins.
 TROUBLE_AFTER = 6

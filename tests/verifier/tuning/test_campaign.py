@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.verifier.tuning.conftest import PLAN, experiment_text, scripted_config
+from tests.verifier.tuning.conftest import PLAN, experiment_text, living_children, scripted_config
 from verifier.allreduce.probe_identity import machine_identity
 from verifier.sglang.config import SGLangConfig
 from verifier.tuning.campaign import Campaign
@@ -53,7 +52,7 @@ def by_name(rows: list[ExperimentRow]) -> dict[str, ExperimentRow]:
 async def test_every_way_to_fail_is_told_apart_and_reverted(
     engine_dir: Path, ledger: Ledger, unused_tcp_port: int
 ) -> None:
-    config = scripted_config(engine_dir, unused_tcp_port)
+    config = scripted_config(engine_dir, unused_tcp_port, base_s=0.005)
     behaviours = ("crash", "stall", "nccl", "silent", "wrong")
     plan = plan_of(engine_dir, *(experiment_text(b, i, "--behave", b) for i, b in enumerate(behaviours)))
     campaign, setup = campaign_of(config, plan, ledger, engine_dir)
@@ -74,7 +73,7 @@ async def test_every_way_to_fail_is_told_apart_and_reverted(
     assert all(result.is_reverted for result in results)
     stalled = next(result for result in results if result.outcome == "stalled")
     assert any(" 19% " in line for line in stalled.log_tail)
-    assert not psutil.Process().children(recursive=True)
+    assert not living_children()
     assert best_changes(ledger.experiments(setup.key)) == ()
 
 
@@ -98,18 +97,18 @@ async def test_slower_and_faster_are_told_from_noise(engine_dir: Path, ledger: L
 
 
 async def test_what_it_left_in_another_session_is_ended(engine_dir: Path, ledger: Ledger, unused_tcp_port: int) -> None:
-    config = scripted_config(engine_dir, unused_tcp_port)
+    config = scripted_config(engine_dir, unused_tcp_port, base_s=0.005)
     plan = plan_of(engine_dir, experiment_text("leave", 1, "--behave", "leave"))
     campaign, _ = campaign_of(config, plan, ledger, engine_dir, max_trials=2)
     with pytest.raises(Paused):
         await campaign.run()
-    assert not psutil.Process().children(recursive=True)
+    assert not living_children()
 
 
 async def test_known_good_that_does_not_run_ends_the_campaign(
     engine_dir: Path, ledger: Ledger, unused_tcp_port: int
 ) -> None:
-    config = scripted_config(engine_dir, unused_tcp_port)
+    config = scripted_config(engine_dir, unused_tcp_port, base_s=0.005)
     config = SGLangConfig(**{**_fields(config), "args": ("--behave", "crash")})
     plan = plan_of(engine_dir, experiment_text("fast", 1, "--behave", "fast"))
     campaign, setup = campaign_of(config, plan, ledger, engine_dir)

@@ -178,3 +178,20 @@ async def test_comparisons_are_judged_again_when_more_is_known_of_the_noise(tmp_
     rows = {row.name: row for row in ledger.experiments("s") if row.kind == "single"}
     noises = {row.detail["noise"] for row in rows.values()}
     assert len(noises) == 1  # all by the same, last estimate
+
+
+async def test_more_repeats_decide_what_the_noise_hid_and_repeat_nothing(tmp_path: Path, ledger: Ledger) -> None:
+    runner = Runner(sigma=0.05)
+    plan = plan_of(tmp_path, "--b")
+    await campaign(ledger, plan, runner).run()
+    assert [row.verdict for row in ledger.experiments("s")] == ["undecided"]
+    assert len(runner.seen) == 6
+    before = {trial.trial_id: trial.result for trial in ledger.trials("s")}
+    path = tmp_path / "plan.toml"
+    path.write_text(path.read_text().replace("repeats = 3", "repeats = 20"))
+    await campaign(ledger, load_plan(path), runner).run()
+    (row,) = [row for row in ledger.experiments("s") if row.kind == "single"]
+    assert row.verdict == "faster"
+    assert len(runner.seen) == 40
+    after = {trial.trial_id: trial.result for trial in ledger.trials("s")}
+    assert {key: after[key] for key in before} == before

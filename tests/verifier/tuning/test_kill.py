@@ -44,7 +44,7 @@ def done_trials(path: Path) -> dict[int, str]:
 
 
 def test_killed_at_ten_random_points_it_resumes(engine_dir: Path, unused_tcp_port: int) -> None:
-    (engine_dir / "profile.toml").write_text(profile_text(scripted_config(engine_dir, unused_tcp_port)))
+    (engine_dir / "profile.toml").write_text(profile_text(scripted_config(engine_dir, unused_tcp_port, base_s=0.02)))
     behaviours = ("fast", "crash", "slow")
     experiments = [experiment_text(b, i, "--behave", b) for i, b in enumerate(behaviours)]
     (engine_dir / "plan.toml").write_text(PLAN + "".join(experiments))
@@ -62,7 +62,7 @@ def test_killed_at_ten_random_points_it_resumes(engine_dir: Path, unused_tcp_por
                 command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
             try:
-                process.wait(rng.uniform(0.8, 4.0) if num_kills < NUM_KILLS else 120.0)
+                process.wait(rng.uniform(0.8, 2.2) if num_kills < NUM_KILLS else 120.0)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -77,7 +77,7 @@ def test_killed_at_ten_random_points_it_resumes(engine_dir: Path, unused_tcp_por
                 continue
             break
     assert process.returncode == 0, (engine_dir / "tune.log").read_text()[-3000:]
-    assert num_kills >= 3
+    assert num_kills == NUM_KILLS
     check_whole(ledger_path, seen)
 
 
@@ -95,7 +95,12 @@ def check_whole(ledger_path: Path, seen: dict[int, str]) -> None:
         setups = db.execute("SELECT count(*) FROM setups").fetchone()[0]
     db.close()
     assert verdicts["crash"] == "crashed"
-    assert {verdicts["fast"], verdicts["slow"]} <= {"faster", "slower", "same"}  # how fast is not the question here
+    assert {verdicts["fast"], verdicts["slow"]} <= {
+        "faster",
+        "slower",
+        "same",
+        "undecided",
+    }  # how fast is not the question here
     assert counts == {"fast": 4, "crash": 2, "slow": 4}
     assert states == {"done"}
     assert setups == 1

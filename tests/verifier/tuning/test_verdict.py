@@ -52,7 +52,9 @@ def judged(factor: float, sigma: float, seed: int, pairs: int = 3, known: int = 
     history = [log_score(each, OBJECTIVE) for each in noisy(rng, 1.0, sigma, known)]
     groups = [history, *([log_score(each, OBJECTIVE) for each in side] for side in (base, changed))]
     found, degrees = noise(groups)
-    return compare(base, changed, objective=OBJECTIVE, sigma=found, degrees=degrees, min_gain=0.01).verdict
+    return compare(
+        base, changed, objective=OBJECTIVE, sigma=found, degrees=degrees, min_gain=0.01, resolution=0.05
+    ).verdict
 
 
 def test_equal_settings_are_rarely_called_different() -> None:
@@ -66,16 +68,27 @@ def test_a_difference_far_above_the_noise_is_found(factor: float, verdict: str) 
     assert verdicts.count(verdict) > 90
 
 
+def test_noise_that_hides_the_answer_is_said() -> None:
+    assert judged(1.0, 0.2, seed=1) == "undecided"
+    assert judged(1.0, 0.005, seed=1) == "same"
+
+
 def test_a_gain_below_the_least_is_none() -> None:
     base, changed = [trial(80.0, 30.0)] * 3, [trial(80.4, 29.9)] * 3
-    found = compare(base, changed, objective=OBJECTIVE, sigma=1e-4, degrees=20, min_gain=0.01)
+    found = compare(base, changed, objective=OBJECTIVE, sigma=1e-4, degrees=20, min_gain=0.01, resolution=0.05)
     assert found.verdict == "same"
     assert found.gain == pytest.approx(0.0042, abs=1e-3)
 
 
 def test_details_say_what_moved() -> None:
     found = compare(
-        [trial(80.0, 30.0)] * 2, [trial(88.0, 24.0)] * 2, objective=OBJECTIVE, sigma=0.001, degrees=5, min_gain=0.01
+        [trial(80.0, 30.0)] * 2,
+        [trial(88.0, 24.0)] * 2,
+        objective=OBJECTIVE,
+        sigma=0.001,
+        degrees=5,
+        min_gain=0.01,
+        resolution=0.05,
     )
     assert found.by_metric["plain_tok_per_s", 1, 0] == pytest.approx(0.1)
     assert found.by_metric["verify_ms", 1, 3] == pytest.approx(-0.2)
