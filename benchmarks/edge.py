@@ -141,9 +141,13 @@ def _direct_app(engine: FastEngine) -> web.Application:
 
 
 async def _serve(kind: str, engine: FastEngine) -> None:
-    config = GatewayConfig(port=0)
-    app = _direct_app(engine) if kind == "direct" else create_app(engine, NullCodec(), config)
-    runner = await start_server(app, config)
+    if kind == "direct":
+        runner = web.AppRunner(_direct_app(engine), handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+    else:
+        config = GatewayConfig(port=0)
+        runner = await start_server(create_app(engine, NullCodec(), config), config)
     print(runner.addresses[0][1], flush=True)
     try:
         await asyncio.Event().wait()

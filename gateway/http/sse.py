@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.edge_counters import EdgeCounters
 
@@ -44,12 +44,33 @@ class SseWriter:
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last_write_s = self._loop.time()
+        self._flowing: asyncio.Transport | None = None  # set once the head is out
+        self._is_chunked = False
         self.response = web.StreamResponse(headers=_HEAD)
 
     @property
     def is_started(self) -> bool:
         """The 200 head is out; an error can only be told inside the stream from now on."""
         return self.response.prepared
+
+    def try_write(self, data: bytes) -> bool:
+        """Send events if that needs no waiting, which is nearly always; False = nothing was sent, use ``write``.
+
+        The head is out, the kernel took all bytes so far and these are few, so they go to the transport at once,
+        framed here: without lock, timer and aiohttp's five calls, which cost as much as all formatting
+        (docs/LOG.md, the edge).
+
+        Raises:
+            ClientGone: nobody reads.
+        """
+        transport = self._flowing
+        if transport is None or len(data) > _SMALL_BYTES or self._lock.locked() or transport.get_write_buffer_size():
+            return False
+        if transport.is_closing():
+            raise ClientGone
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        self._last_write_s = self._loop.time()
+        return True
 
     async def write(self, data: bytes) -> None:
         """Send events.
@@ -81,24 +102,8 @@ class SseWriter:
         self._counters.keep_alives += 1
         await self.write(_KEEP_ALIVE)
 
-    def _would_pass(self, data: bytes) -> bool:
-        """The kernel took all bytes so far, these fit the transport's buffer: the write won't wait for the client."""
-        transport = self._request.transport
-        return (
-            self.response.prepared
-            and not self._lock.locked()
-            and len(data) <= _SMALL_BYTES
-            and transport is not None
-            and transport.get_write_buffer_size() == 0
-        )
-
     async def _send(self, data: bytes, *, is_last: bool) -> None:
         try:
-            if not is_last and self._would_pass(data):
-                # Without lock and timer, which cost as much as all formatting (12 % of the time at 256 streams).
-                self._last_write_s = self._loop.time()
-                await self.response.write(data)
-                return
             async with self._lock, asyncio.timeout(self._write_timeout_s):
                 if not self.response.prepared:
                     await self.response.prepare(self._request)
@@ -107,6 +112,7 @@ class SseWriter:
                     await self.response.write_eof(data)
                 else:
                     await self.response.write(data)
+                    self._flow()
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()
@@ -114,3 +120,9 @@ class SseWriter:
         except ConnectionError:
             if not is_last:
                 raise ClientGone from None
+
+    def _flow(self) -> None:
+        """The head and some of the body are out: from now on ``try_write`` may go past aiohttp."""
+        if self._flowing is None:
+            self._is_chunked = self.response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked"
+            self._flowing = self._request.transport

@@ -92,7 +92,7 @@ class _Stream:
             self._is_opened = True
             note_first_event(self._request)
         data += self._form.next_events(index, engine_event)
-        if data:
+        if data and not self._writer.try_write(data):
             await self._writer.write(data)
 
     async def _fail_inside(self, error: Exception) -> None:

@@ -86,6 +86,22 @@ class ChoicePieces:
         """Tokens of the model's thoughts, markers included, among ``num_tokens``."""
         return 0 if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
+    @property
+    def is_plain(self) -> bool:
+        """Every delta is one piece of its own text: nothing is regrouped, split, or told beside the text."""
+        return not (
+            self._groups.size
+            or self._tools is not None
+            or self._splitter is not None
+            or self._returns_token_ids
+            or self._request.num_logprobs is not None
+        )
+
+    def plain_text(self, delta: GenerationDelta) -> str:
+        """The short way of ``pieces`` for a choice that ``is_plain``."""
+        self.num_tokens += len(delta.token_ids)
+        return delta.text
+
     def finish_reason(self, reason: FinishReason) -> AnswerFinishReason:
         """The reason the client gets: an answer that called tools ended for that."""
         has_calls = self._tools is not None and self._tools.num_calls > 0

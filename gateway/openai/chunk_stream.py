@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import orjson
+
 from gateway.errors import GatewayError
 from gateway.openai.answer_plan import AnswerPlan, Tally
 from gateway.openai.errors import error_body
@@ -24,6 +26,9 @@ class ChunkStream:
         self._tally = Tally(plan, codec)
         self._chunks = StreamChunks(plan.head, has_usage=self._options.include_usage)
         self._is_continuous = self._options.include_usage and self._options.continuous_usage
+        # Most streams are text alone, and all their chunks but for the text are equal: framed once, by the same code.
+        is_plain = not self._is_continuous and all(choice.is_plain for choice in self._tally.choices)
+        self._frames = [self._text_frame(index) for index in range(len(plan.choices))] if is_plain else None
 
     def opening(self) -> bytes:
         """Chat: the role chunks of all choices, in index order. Completions: echoed prompts without logprobs."""
@@ -34,6 +39,10 @@ class ChunkStream:
 
     def next_events(self, index: int, engine_event: PromptScored | GenerationDelta | GenerationFinished) -> bytes:
         """What the client gets for one event of choice ``index``; b"" while text is held back."""
+        if self._frames is not None and isinstance(engine_event, GenerationDelta):
+            text = self._tally.choices[index].plain_text(engine_event)
+            before, after = self._frames[index]
+            return b"%b%b%b" % (before, orjson.dumps(text), after) if text else b""
         written = []
         for piece in self._tally.choices[index].pieces(engine_event):
             usage = self._tally.usage_so_far() if self._is_continuous else None
@@ -59,6 +68,11 @@ class ChunkStream:
     def failed(self, error: GatewayError) -> bytes:
         """One nested error event, and the end."""
         return event(error_body(error)) + DONE
+
+    def _text_frame(self, index: int) -> tuple[bytes, bytes]:
+        before, after = self._chunks.text_frame(index)
+        begin, end = event(b"|").split(b"|")
+        return begin + before, after + end
 
     def _role(self, index: int) -> bytes:
         with_ids = self._plan.shared.return_token_ids and index == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import uuid4
 
 import orjson
 
@@ -111,6 +112,12 @@ class StreamChunks:
         if piece.token_ids:
             choice["token_ids"] = piece.token_ids
         return self._chunk(choice, usage)
+
+    def text_frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text, as a JSON string, in a chunk of text alone without usage."""
+        mark = uuid4().hex
+        before, after = self.content(index, Piece(text=mark)).split(orjson.dumps(mark))
+        return before, after
 
     def finish(
         self,

@@ -21,7 +21,7 @@ class TokenGroups:
     """
 
     def __init__(self, size: int, codec: TextCodec) -> None:
-        self._size = size
+        self.size = size
         self._codec = codec
         self._text = ""
         self._ids: list[int] = []
@@ -31,7 +31,7 @@ class TokenGroups:
 
     def push(self, delta: GenerationDelta) -> list[GenerationDelta]:
         """Groups completed by this delta."""
-        if not self._size:
+        if not self.size:
             return [delta]
         self._text += delta.text
         self._ids += delta.token_ids
@@ -48,7 +48,7 @@ class TokenGroups:
         return [self._take(len(self._ids))] if self._ids or self._text else []
 
     def _next_size(self) -> int:
-        return self._size if self._num_sent else 1
+        return self.size if self._num_sent else 1
 
     def _take(self, num_tokens: int) -> GenerationDelta:
         ids = tuple(self._ids[:num_tokens])

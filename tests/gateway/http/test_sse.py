@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+
+import pytest
 
 from gateway.errors import TargetFailed
 from gateway.http.edge import EDGE
 from gateway.openai.framing import event
 from tests.gateway.conftest import StartEdge
 from tests.gateway.fakes import FakeEngine, Script
-from tests.gateway.sse_reader import events
+from tests.gateway.sse_reader import chunks, events, text_of
 
 BODY = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 KEEP_ALIVE = ": keep-alive"
@@ -56,3 +59,27 @@ async def test_zero_sends_no_comments_at_all(start_edge: StartEdge) -> None:
     await asyncio.sleep(0.05)
     engine.hold.set()
     assert KEEP_ALIVE not in events(await response.read())
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_the_frames_of_the_body_are_right_on_the_wire(start_edge: StartEdge, version: str) -> None:
+    # try_write frames chunks by itself, and HTTP/1.0 has none.
+    client = await start_edge(FakeEngine([Script(text="many small events of one stream", block_lens=(2,))]))
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer, _, raw = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    writer.close()
+    assert (b"Transfer-Encoding: chunked" in answer) is (version == "1.1")
+    if version == "1.1":
+        parts, rest = [], raw
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            parts.append(rest[: int(size, 16)])
+            assert rest[int(size, 16) :].startswith(b"\r\n")
+            rest = rest[int(size, 16) + 2 :]
+        assert parts[-1] == b""
+        raw = b"".join(parts)
+    assert text_of(chunks(raw)) == "many small events of one stream"
