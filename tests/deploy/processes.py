@@ -97,6 +97,7 @@ class Processes:
         self._running: dict[str, _Running] = {}
         self.started: list[str] = []
         self.ports = {target: _free_port() for service in services for target in service.ports}
+        self._hosts = {address: _free_port() for address in _addresses(services)}
 
     def __enter__(self) -> Processes:
         return self
@@ -185,12 +186,22 @@ class Processes:
         return path
 
     def mapped(self, service: Service, words: Sequence[str]) -> list[str]:
-        """Words with paths inside a mount, and published ports that stand alone, replaced by this machine's."""
+        """Words with what is the containers' own replaced by this machine's.
+
+        Paths inside a mount, published ports that stand alone, and other services' names in URLs.
+        """
         mounts = sorted(service.mounts, key=lambda mount: len(mount.target), reverse=True)
         paths = {mount.target: str(self.directory(service, mount)) for mount in mounts}
         pattern = re.compile("|".join(rf"{re.escape(path)}(?![\w.-])" for path in paths) or r"(?!)")
-        result = [pattern.sub(lambda match: paths[match.group()], word) for word in words]
+        result = [self._with_hosts(service, pattern.sub(lambda match: paths[match.group()], word)) for word in words]
         return [str(self.ports[int(word)]) if word.isdigit() and int(word) in self.ports else word for word in result]
+
+    def _with_hosts(self, service: Service, word: str) -> str:
+        for (name, port), free in self._hosts.items():
+            word = word.replace(f"//{name}:{port}", f"//127.0.0.1:{free}")
+            if name == service.name:
+                word = word.replace(f"//0.0.0.0:{port}", f"//127.0.0.1:{free}")
+        return word
 
     def log(self, name: str) -> str:
         """The end of a service's output."""
@@ -234,6 +245,14 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
     return thread
+
+
+def _addresses(services: Sequence[Service]) -> set[tuple[str, int]]:
+    """(service, port) of every URL in an environment that names a service."""
+    names = "|".join(re.escape(service.name) for service in services)
+    pattern = re.compile(rf"//({names}):(\d+)")
+    values = [value for service in services for value in service.environment.values()]
+    return {(name, int(port)) for value in values for name, port in pattern.findall(value)}
 
 
 def _free_port() -> int:

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonschema import Draft201909Validator
 
 from breakeven import __version__
@@ -168,6 +169,23 @@ def test_the_three_of_a_stack_agree_on_where_they_meet() -> None:
             for key in first.environment:
                 if key.endswith(("_ENDPOINT", "_PATH", "_PROFILE")):
                     assert SERVICES[name].environment[key] == first.environment[key], (name, key)
+
+
+def test_prometheus_scrapes_the_gateways_and_grafana_shows_the_dashboard() -> None:
+    monitoring = ROOT / "deploy" / "monitoring"
+    (job,) = yaml.safe_load((monitoring / "prometheus.yml").read_text())["scrape_configs"]
+    (names,) = job["dns_sd_configs"]
+    assert all(SERVICES[name].ports.keys() == {names["port"]} for name in names["names"])
+    mounts = {mount.target: mount.source for mount in (*SERVICES["prometheus"].mounts, *SERVICES["grafana"].mounts)}
+    key = Path("/etc/prometheus") / job["authorization"]["credentials_file"]
+    assert (ROOT / mounts[str(key)]).read_text() == ""
+    (source,) = yaml.safe_load((monitoring / "grafana/datasources/prometheus.yml").read_text())["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert int(port) in SERVICES[host].ports
+    (provider,) = yaml.safe_load((monitoring / "grafana/dashboards/breakeven.yml").read_text())["providers"]
+    shown = SERVICES["grafana"].environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert str(Path(shown).parent) == provider["options"]["path"]
+    assert (ROOT / mounts[shown]).name == "grafana-dashboard.json"
 
 
 @pytest.mark.parametrize("path", ["Dockerfile", "deploy/sglang/Dockerfile"])

@@ -79,8 +79,16 @@ def test_order_health_grace_and_mapping(tmp_path: Path, monkeypatch: pytest.Monk
     services = _services(
         tmp_path,
         {
-            "last": _entry("last", lingers_s=30, depends_on=needs_first),
-            "first": _entry("first", environment={"WHERE": "ipc:///shared/own/x,/shared", "N": 5, "NOT": "/sharedx"}),
+            "last": _entry("last", lingers_s=30, depends_on=needs_first, environment={"LISTEN": "http://0.0.0.0:80"}),
+            "first": _entry(
+                "first",
+                environment={
+                    "WHERE": "ipc:///shared/own/x,/shared",
+                    "N": 5,
+                    "NOT": "/sharedx",
+                    "URL": "http://last:80/x",
+                },
+            ),
         },
     )
     with Processes(select(services)) as processes:
@@ -91,6 +99,9 @@ def test_order_health_grace_and_mapping(tmp_path: Path, monkeypatch: pytest.Monk
         root = processes.root
         assert seen["WHERE"] == f"ipc://{root}/own/x,{root}/shared"
         assert (seen["N"], seen["NOT"]) == ("5", "/sharedx")
+        last = yaml.safe_load((processes.root / "shared" / "last").read_text())
+        assert seen["URL"] == f"{last['LISTEN']}/x"
+        assert seen["URL"].startswith("http://127.0.0.1:")
         assert "BREAKEVEN_FROM_OUTSIDE" not in seen
         stopped = processes.down()
     assert [(end.name, end.exit_code, end.was_killed) for end in stopped] == [("last", -9, True), ("first", 0, False)]
