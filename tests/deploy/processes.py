@@ -39,11 +39,19 @@ class HealthState:
         """Take one probe's result, ``age_s`` after the start."""
         if is_ok:
             self.health, self.failures = "healthy", 0
-        elif age_s >= self.check.start_period_s or self.health != "starting":
+        elif not self.is_starting(age_s):
             self.failures += 1
             if self.failures >= self.check.retries:
                 self.health = "unhealthy"
         return self.health
+
+    def is_starting(self, age_s: float) -> bool:
+        """True as long as failures don't count and probes come at the start interval."""
+        return self.health == "starting" and age_s < self.check.start_period_s
+
+    def pause_s(self, age_s: float) -> float:
+        """Until the next probe."""
+        return self.check.start_interval_s if self.is_starting(age_s) else self.check.interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +140,7 @@ class Processes:
         running = self._running[name]
         assert running.state is not None, f"{name} has no healthcheck to wait for"
         while running.state.health != "healthy":
-            time.sleep(running.state.check.interval_s / self._hurry)
+            time.sleep(running.state.pause_s(time.monotonic() - running.begin_s) / self._hurry)
             health = self.probe(name)
             if running.process.poll() is not None:
                 raise ServiceFailed(f"{name} exited with {running.process.returncode}:\n{self.log(name)}")

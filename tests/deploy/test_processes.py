@@ -12,12 +12,13 @@ import yaml
 from tests.deploy.compose_file import Healthcheck, Service, parse_duration_s, read_services, select
 from tests.deploy.processes import HealthState, Processes, ServiceFailed
 
-CHECK = Healthcheck(test=("x",), interval_s=1, timeout_s=1, start_period_s=10, retries=3)
+CHECK = Healthcheck(test=("x",), interval_s=30, timeout_s=1, start_period_s=10, start_interval_s=2, retries=3)
 
 
 def test_failures_count_only_after_the_start_period() -> None:
     state = HealthState(check=CHECK)
     assert [state.observe(is_ok=False, age_s=age) for age in (1, 5, 9.9)] == ["starting"] * 3
+    assert (state.pause_s(9.9), state.pause_s(10)) == (2, 30)
     assert [state.observe(is_ok=False, age_s=age) for age in (10, 11)] == ["starting"] * 2
     assert state.observe(is_ok=False, age_s=12) == "unhealthy"
     assert state.observe(is_ok=True, age_s=13) == "healthy"
@@ -26,6 +27,7 @@ def test_failures_count_only_after_the_start_period() -> None:
 def test_a_healthy_container_becomes_unhealthy_after_retries_in_a_row_even_in_its_start_period() -> None:
     state = HealthState(check=CHECK)
     state.observe(is_ok=True, age_s=1)
+    assert state.pause_s(1) == 30
     assert [state.observe(is_ok=False, age_s=2) for _ in range(2)] == ["healthy"] * 2
     state.observe(is_ok=True, age_s=3)
     assert [state.observe(is_ok=False, age_s=4) for _ in range(3)] == ["healthy", "healthy", "unhealthy"]
@@ -64,7 +66,7 @@ def _entry(name: str, *, lingers_s: float = 0.0, **more: object) -> dict[str, ob
         "stop_grace_period": "300ms",
         "healthcheck": {
             "test": ["CMD", sys.executable, "-c", f"open('/shared/{name}')"],
-            "interval": "50ms",
+            "start_interval": "50ms",
             "start_period": "20s",
         },
         **more,
