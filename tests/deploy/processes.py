@@ -6,6 +6,7 @@ Nothing of the tests' own environment gets in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+import psutil
 
 from tests.deploy.compose_file import ROOT, Healthcheck, Mount, Service
 
@@ -115,6 +118,10 @@ class Processes:
     ) -> None:
         for running in self._running.values():
             if running.process.poll() is None:
+                # With all it started, some of it in sessions of its own: a container leaves nothing behind.
+                for child in psutil.Process(running.process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
                 running.process.kill()
                 running.process.wait()
         shutil.rmtree(self.root, ignore_errors=True)
