@@ -165,12 +165,10 @@ def _added(total: Acceptance | None, before: Acceptance | None, after: Acceptanc
 
 
 def _table(plan: BenchPlan, rows: Sequence[BenchRow]) -> Table:
-    table = Table(
-        title=f"{plan.model}, {plan.max_tokens} tokens, temperature {plan.temperature:g}", title_justify="left"
-    )
-    heads = ["streams", "speculation", "ok", "failed", "tok/s", "TTFT ms", "TPOT ms", "gap ms", "answer ms", "accepted"]
-    for head in heads:
-        table.add_column(head, justify="right")
+    title = f"{plan.model}, {plan.max_tokens} tokens, temperature {plan.temperature:g}; milliseconds are p50/p99"
+    table = Table(title=title, title_justify="left", caption_justify="left", padding=(0, 0, 0, 1))
+    for head in ("streams", "mode", "ok", "failed", "tok/s", "TTFT", "TPOT", "gap", "answer", "accepted"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         summary = row.summary
         length = row.acceptance.acceptance_length if row.acceptance is not None else None
@@ -183,14 +181,15 @@ def _table(plan: BenchPlan, rows: Sequence[BenchRow]) -> Table:
             *(_cell(spread) for spread in (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_latency_ms)),
             f"{length:.2f}" if length is not None else "-",
         )
-    table.caption = (
-        "p50 / p99; gap: between two events; accepted: tokens a drafted round delivers, the target's own too"
-    )
+    table.caption = "gap: between two events; accepted: tokens a drafted round delivers, the target's own included"
     return table
 
 
 def _cell(spread: Spread | None) -> str:
-    return f"{spread.p50:.1f} / {spread.p99:.1f}" if spread is not None else "-"
+    if spread is None:
+        return "-"
+    digits = 0 if spread.p50 >= 100 else 1
+    return f"{spread.p50:.{digits}f}/{spread.p99:.{digits}f}"
 
 
 def _json_row(row: BenchRow) -> dict[str, Any]:

@@ -174,7 +174,8 @@ def launch(settings: Settings) -> None:
     from verifier.sglang.launch import launch as launch_sglang
 
     setup_logging(settings.section("engine", EngineConfig).log_format)
-    launch_sglang(settings.section("sglang", SGLangConfig))
+    cache_dir = settings.section("verifier", VerifierConfig).resolved_cache_dir
+    launch_sglang(settings.section("sglang", SGLangConfig), cache_dir=cache_dir)
 
 
 @app.command()

@@ -75,8 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", default="cpu-tiny")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rivals"))
     options = parser.parse_args(argv)
-    cache_dir = Path(VerifierConfig().cache_dir).expanduser()
-    model_dir = resolve_model_dir(_MODEL, cache_dir=cache_dir, progress=lambda phase, share: None)
+    model_dir = resolve_model_dir(
+        _MODEL, cache_dir=VerifierConfig().resolved_cache_dir, progress=lambda phase, share: None
+    )
     rows = asyncio.run(_run(options, model_dir))
     print(table(rows))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,17 @@ def test_a_bad_value_names_the_setting() -> None:
     assert "gateway.port" in str(result.exception)
 
 
-@pytest.mark.parametrize("switch", ["--gateway", "--verifier", "--drafter"])
+@pytest.mark.parametrize("switch", ["--gateway", "--verifier", "--drafter", "--sglang"])
 def test_health_of_what_does_not_run_is_an_exit_status(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("breakeven.cli._HEALTH_TIMEOUT_S", 0.05)
-    flags = ["--gateway.port", "1", "--verifier.endpoint", "ipc:///nonexistent-dir-of-a-test/x"]
+    flags = [
+        "--gateway.port",
+        "1",
+        "--sglang.url",
+        "http://127.0.0.1:1",
+        "--verifier.endpoint",
+        "ipc:///nonexistent-dir-of-a-test/x",
+    ]
     flags += ["--drafter.endpoint", "ipc:///nonexistent-dir-of-a-test/y"]
     assert RUNNER.invoke(app, ["health", switch, *flags]).exit_code == 1
 
@@ -75,3 +82,21 @@ def test_main_prints_a_bad_setting_without_a_traceback(
         main()
     assert caught.value.code == 2
     assert capsys.readouterr().err == "breakeven: gateway.port: must be between 0 and 65535, not 70000\n"
+
+
+def test_the_profile_may_come_from_the_environment() -> None:
+    result = RUNNER.invoke(app, ["health", "--gateway"], env={"BREAKEVEN_PROFILE": "no-such-profile"})
+    assert "no-such-profile" in str(result.exception)
+    result = RUNNER.invoke(app, ["health", "--profile", "nor-this"], env={"BREAKEVEN_PROFILE": "no-such-profile"})
+    assert "nor-this" in str(result.exception)
+
+
+def test_profiles_and_commands_are_completed() -> None:
+    def completed(line: str) -> list[str]:
+        words = line.split(" ")
+        environ = {"_BREAKEVEN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        return RUNNER.invoke(app, [], prog_name="breakeven", env=environ).output.split()
+
+    assert completed("breakeven serve --profile cpu") == ["cpu-smollm2", "cpu-tiny"]
+    assert completed("breakeven ver") == ["verifier", "version"]
+    assert "--speculation.mode" in completed("breakeven serve --speculation.m")

@@ -18,18 +18,19 @@ COMPOSE_PATH = ROOT / "docker-compose.yml"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|us|h|m|s)")
 _UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 # Docker's own, where the file says nothing.
-_HEALTH_DEFAULTS = {"interval": "30s", "timeout": "30s", "retries": 3, "start_period": "0s"}
+_HEALTH_DEFAULTS = {"interval": "30s", "timeout": "30s", "retries": 3, "start_period": "0s", "start_interval": "5s"}
 _STOP_GRACE = "10s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healthcheck:
-    """When a container counts as healthy; seconds."""
+    """When a container counts as healthy; seconds. start_interval_s: between probes in the start period."""
 
     test: tuple[str, ...]
     interval_s: float
     timeout_s: float
     start_period_s: float
+    start_interval_s: float
     retries: int
 
 
@@ -130,6 +131,7 @@ def _healthcheck(raw: Mapping[str, Any]) -> Healthcheck:
         interval_s=parse_duration_s(entry["interval"]),
         timeout_s=parse_duration_s(entry["timeout"]),
         start_period_s=parse_duration_s(entry["start_period"]),
+        start_interval_s=parse_duration_s(entry["start_interval"]),
         retries=int(entry["retries"]),
     )
 

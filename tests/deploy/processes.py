@@ -6,6 +6,7 @@ Nothing of the tests' own environment gets in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+import psutil
 
 from tests.deploy.compose_file import ROOT, Healthcheck, Mount, Service
 
@@ -39,11 +42,19 @@ class HealthState:
         """Take one probe's result, ``age_s`` after the start."""
         if is_ok:
             self.health, self.failures = "healthy", 0
-        elif age_s >= self.check.start_period_s or self.health != "starting":
+        elif not self.is_starting(age_s):
             self.failures += 1
             if self.failures >= self.check.retries:
                 self.health = "unhealthy"
         return self.health
+
+    def is_starting(self, age_s: float) -> bool:
+        """True as long as failures don't count and probes come at the start interval."""
+        return self.health == "starting" and age_s < self.check.start_period_s
+
+    def pause_s(self, age_s: float) -> float:
+        """Until the next probe."""
+        return self.check.start_interval_s if self.is_starting(age_s) else self.check.interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +108,7 @@ class Processes:
         self._running: dict[str, _Running] = {}
         self.started: list[str] = []
         self.ports = {target: _free_port() for service in services for target in service.ports}
+        self._hosts = {address: _free_port() for address in _addresses(services)}
 
     def __enter__(self) -> Processes:
         return self
@@ -106,6 +118,10 @@ class Processes:
     ) -> None:
         for running in self._running.values():
             if running.process.poll() is None:
+                # With all it started, some of it in sessions of its own: a container leaves nothing behind.
+                for child in psutil.Process(running.process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
                 running.process.kill()
                 running.process.wait()
         shutil.rmtree(self.root, ignore_errors=True)
@@ -131,7 +147,7 @@ class Processes:
         running = self._running[name]
         assert running.state is not None, f"{name} has no healthcheck to wait for"
         while running.state.health != "healthy":
-            time.sleep(running.state.check.interval_s / self._hurry)
+            time.sleep(running.state.pause_s(time.monotonic() - running.begin_s) / self._hurry)
             health = self.probe(name)
             if running.process.poll() is not None:
                 raise ServiceFailed(f"{name} exited with {running.process.returncode}:\n{self.log(name)}")
@@ -185,12 +201,22 @@ class Processes:
         return path
 
     def mapped(self, service: Service, words: Sequence[str]) -> list[str]:
-        """Words with paths inside a mount, and published ports that stand alone, replaced by this machine's."""
+        """Words with what is the containers' own replaced by this machine's.
+
+        Paths inside a mount, published ports that stand alone, and other services' names in URLs.
+        """
         mounts = sorted(service.mounts, key=lambda mount: len(mount.target), reverse=True)
         paths = {mount.target: str(self.directory(service, mount)) for mount in mounts}
         pattern = re.compile("|".join(rf"{re.escape(path)}(?![\w.-])" for path in paths) or r"(?!)")
-        result = [pattern.sub(lambda match: paths[match.group()], word) for word in words]
+        result = [self._with_hosts(service, pattern.sub(lambda match: paths[match.group()], word)) for word in words]
         return [str(self.ports[int(word)]) if word.isdigit() and int(word) in self.ports else word for word in result]
+
+    def _with_hosts(self, service: Service, word: str) -> str:
+        for (name, port), free in self._hosts.items():
+            word = word.replace(f"//{name}:{port}", f"//127.0.0.1:{free}")
+            if name == service.name:
+                word = word.replace(f"//0.0.0.0:{port}", f"//127.0.0.1:{free}")
+        return word
 
     def log(self, name: str) -> str:
         """The end of a service's output."""
@@ -234,6 +260,14 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
     return thread
+
+
+def _addresses(services: Sequence[Service]) -> set[tuple[str, int]]:
+    """(service, port) of every URL in an environment that names a service."""
+    names = "|".join(re.escape(service.name) for service in services)
+    pattern = re.compile(rf"//({names}):(\d+)")
+    values = [value for service in services for value in service.environment.values()]
+    return {(name, int(port)) for value in values for name, port in pattern.findall(value)}
 
 
 def _free_port() -> int:

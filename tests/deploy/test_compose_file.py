@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonschema import Draft201909Validator
 
 from breakeven import __version__
@@ -37,7 +38,10 @@ def _settings(service: Service) -> Settings:
 def test_it_is_a_valid_compose_file(environ: dict[str, str]) -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
     tree = interpolate_tree(read_raw(), environ)
-    assert tree.pop("name") == "breakeven"  # in the specification since 2022, the schema at hand is of 2021
+    # In the specification since 2022 and 2023; the schema at hand is of 2021.
+    assert tree.pop("name") == "breakeven"
+    for service in tree["services"].values():
+        assert service["healthcheck"].pop("start_interval") == "3s"
     Draft201909Validator(schema).validate(tree)
 
 
@@ -101,6 +105,7 @@ def test_health_and_shutdown_are_declared(service: Service) -> None:
     assert check is not None
     assert check.start_period_s >= 60
     assert check.retries >= 2
+    assert check.start_interval_s < check.interval_s
     assert check.timeout_s >= 2 * 3.0  # twice what `breakeven health` itself waits
     assert set(service.depends_on.values()) <= {"service_healthy"}
     assert "stop_grace_period" in service.raw
@@ -168,6 +173,23 @@ def test_the_three_of_a_stack_agree_on_where_they_meet() -> None:
             for key in first.environment:
                 if key.endswith(("_ENDPOINT", "_PATH", "_PROFILE")):
                     assert SERVICES[name].environment[key] == first.environment[key], (name, key)
+
+
+def test_prometheus_scrapes_the_gateways_and_grafana_shows_the_dashboard() -> None:
+    monitoring = ROOT / "deploy" / "monitoring"
+    (job,) = yaml.safe_load((monitoring / "prometheus.yml").read_text())["scrape_configs"]
+    (names,) = job["dns_sd_configs"]
+    assert all(SERVICES[name].ports.keys() == {names["port"]} for name in names["names"])
+    mounts = {mount.target: mount.source for mount in (*SERVICES["prometheus"].mounts, *SERVICES["grafana"].mounts)}
+    key = Path("/etc/prometheus") / job["authorization"]["credentials_file"]
+    assert (ROOT / mounts[str(key)]).read_text() == ""
+    (source,) = yaml.safe_load((monitoring / "grafana/datasources/prometheus.yml").read_text())["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert int(port) in SERVICES[host].ports
+    (provider,) = yaml.safe_load((monitoring / "grafana/dashboards/breakeven.yml").read_text())["providers"]
+    shown = SERVICES["grafana"].environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert str(Path(shown).parent) == provider["options"]["path"]
+    assert (ROOT / mounts[shown]).name == "grafana-dashboard.json"
 
 
 @pytest.mark.parametrize("path", ["Dockerfile", "deploy/sglang/Dockerfile"])

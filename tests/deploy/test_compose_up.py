@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.compose_file import read_services, select
+from tests.deploy.packages import Built
 from tests.deploy.processes import Processes, in_thread
 from tests.integration.stack import write_head, write_target
 
@@ -33,13 +36,17 @@ TINY = {
 
 @contextmanager
 def compose_up(
-    environ: dict[str, str], *, cache_dir: Path | None = None, targets: tuple[str, ...] = (), **options: Any
+    environ: dict[str, str],
+    *,
+    cache_dir: Path,
+    targets: tuple[str, ...] = (),
+    patience_s: float = 200.0,
+    **options: Any,
 ) -> Iterator[Processes]:
     """The stack, healthy."""
     services = select(read_services(environ), targets=targets)
-    volumes = {"cache": cache_dir} if cache_dir is not None else {}
-    with Processes(services, volumes=volumes, hurry=5, **options) as processes:
-        processes.up(patience_s=200)
+    with Processes(services, volumes={"cache": cache_dir}, hurry=5, **options) as processes:
+        processes.up(patience_s=patience_s)
         yield processes
 
 
@@ -131,15 +138,26 @@ def test_nothing_set_serves_smollm2() -> None:
 
 @pytest.mark.sglang
 @pytest.mark.weights
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1000)
 @pytest.mark.skipif("BREAKEVEN_SGLANG_PYTHON" not in os.environ, reason="set BREAKEVEN_SGLANG_PYTHON")
-def test_the_sglang_services_draft_through_the_plugin() -> None:
-    """The profile for one CPU in place of the one for eight GPUs; everything else is the file's."""
+def test_the_sglang_services_draft_through_the_plugin(built: Built, tmp_path: Path) -> None:
+    """The profile for one CPU in place of the one for eight GPUs; everything else is the file's.
+
+    As in deploy/sglang/Dockerfile, the wheel without its dependencies is all that is added to SGLang's environment.
+    """
+    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", "--target", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(built.wheel)], check=True)
     cache = Path.home() / ".cache" / "breakeven"
-    extra = {"BREAKEVEN_SGLANG_PYTHON": os.environ["BREAKEVEN_SGLANG_PYTHON"], "HOME": str(Path.home())}
+    extra = {"BREAKEVEN_SGLANG_PYTHON": os.environ["BREAKEVEN_SGLANG_PYTHON"], "PYTHONPATH": str(tmp_path)}
     extra |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    environ = {"SGLANG_PROFILE": "cpu-smollm2"}
-    with compose_up(environ, cache_dir=cache, targets=("sglang-gateway",), extra_environ=extra) as processes:
+    stack = compose_up(
+        {"SGLANG_PROFILE": "cpu-smollm2"},
+        cache_dir=cache,
+        targets=("sglang-gateway",),
+        patience_s=800.0,
+        extra_environ=extra,
+    )
+    with stack as processes:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
         body = {"model": "smollm2-135m-instruct", "messages": messages, "max_tokens": 24, "temperature": 0}
         body |= {"speculation": {"mode": "on", "num_draft_tokens": 3}}

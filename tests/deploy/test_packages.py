@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from breakeven import __version__
 from tests.deploy.compose_file import ROOT
+from tests.deploy.packages import Built
 from tests.integration.stack import Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240)]
-_NO_SOURCE = (".*", "tests", "benchmarks", "docs", "build", "dist", "*.egg-info", "__pycache__")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    wheel: Path
-    sdist: Path
-    wheel_from_sdist: Path
-
-
-def _run_hook(source: Path, hook: str, out: Path) -> Path:
-    """What a front end does after it has made the environment that pyproject.toml asks for."""
-    out.mkdir(parents=True, exist_ok=True)
-    code = f"import setuptools.build_meta as backend; print('built', backend.{hook}({str(out)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return out / done.stdout.rpartition("built ")[2].strip()
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root = tmp_path_factory.mktemp("packages")
-    # A copy: a build writes into its source, and what an old one left there must not get in.
-    source = shutil.copytree(ROOT, root / "source", ignore=shutil.ignore_patterns(*_NO_SOURCE))
-    sdist = _run_hook(source, "build_sdist", root / "dist")
-    wheel = _run_hook(source, "build_wheel", root / "dist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(root / "unpacked", filter="data")
-    again = _run_hook(root / "unpacked" / sdist.name.removesuffix(".tar.gz"), "build_wheel", root / "again")
-    return Built(wheel=wheel, sdist=sdist, wheel_from_sdist=again)
 
 
 def _contents(wheel: Path) -> dict[str, bytes]:

@@ -12,12 +12,13 @@ import yaml
 from tests.deploy.compose_file import Healthcheck, Service, parse_duration_s, read_services, select
 from tests.deploy.processes import HealthState, Processes, ServiceFailed
 
-CHECK = Healthcheck(test=("x",), interval_s=1, timeout_s=1, start_period_s=10, retries=3)
+CHECK = Healthcheck(test=("x",), interval_s=30, timeout_s=1, start_period_s=10, start_interval_s=2, retries=3)
 
 
 def test_failures_count_only_after_the_start_period() -> None:
     state = HealthState(check=CHECK)
     assert [state.observe(is_ok=False, age_s=age) for age in (1, 5, 9.9)] == ["starting"] * 3
+    assert (state.pause_s(9.9), state.pause_s(10)) == (2, 30)
     assert [state.observe(is_ok=False, age_s=age) for age in (10, 11)] == ["starting"] * 2
     assert state.observe(is_ok=False, age_s=12) == "unhealthy"
     assert state.observe(is_ok=True, age_s=13) == "healthy"
@@ -26,6 +27,7 @@ def test_failures_count_only_after_the_start_period() -> None:
 def test_a_healthy_container_becomes_unhealthy_after_retries_in_a_row_even_in_its_start_period() -> None:
     state = HealthState(check=CHECK)
     state.observe(is_ok=True, age_s=1)
+    assert state.pause_s(1) == 30
     assert [state.observe(is_ok=False, age_s=2) for _ in range(2)] == ["healthy"] * 2
     state.observe(is_ok=True, age_s=3)
     assert [state.observe(is_ok=False, age_s=4) for _ in range(3)] == ["healthy", "healthy", "unhealthy"]
@@ -64,7 +66,7 @@ def _entry(name: str, *, lingers_s: float = 0.0, **more: object) -> dict[str, ob
         "stop_grace_period": "300ms",
         "healthcheck": {
             "test": ["CMD", sys.executable, "-c", f"open('/shared/{name}')"],
-            "interval": "50ms",
+            "start_interval": "50ms",
             "start_period": "20s",
         },
         **more,
@@ -79,8 +81,16 @@ def test_order_health_grace_and_mapping(tmp_path: Path, monkeypatch: pytest.Monk
     services = _services(
         tmp_path,
         {
-            "last": _entry("last", lingers_s=30, depends_on=needs_first),
-            "first": _entry("first", environment={"WHERE": "ipc:///shared/own/x,/shared", "N": 5, "NOT": "/sharedx"}),
+            "last": _entry("last", lingers_s=30, depends_on=needs_first, environment={"LISTEN": "http://0.0.0.0:80"}),
+            "first": _entry(
+                "first",
+                environment={
+                    "WHERE": "ipc:///shared/own/x,/shared",
+                    "N": 5,
+                    "NOT": "/sharedx",
+                    "URL": "http://last:80/x",
+                },
+            ),
         },
     )
     with Processes(select(services)) as processes:
@@ -91,6 +101,9 @@ def test_order_health_grace_and_mapping(tmp_path: Path, monkeypatch: pytest.Monk
         root = processes.root
         assert seen["WHERE"] == f"ipc://{root}/own/x,{root}/shared"
         assert (seen["N"], seen["NOT"]) == ("5", "/sharedx")
+        last = yaml.safe_load((processes.root / "shared" / "last").read_text())
+        assert seen["URL"] == f"{last['LISTEN']}/x"
+        assert seen["URL"].startswith("http://127.0.0.1:")
         assert "BREAKEVEN_FROM_OUTSIDE" not in seen
         stopped = processes.down()
     assert [(end.name, end.exit_code, end.was_killed) for end in stopped] == [("last", -9, True), ("first", 0, False)]

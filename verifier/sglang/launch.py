@@ -23,13 +23,16 @@ log = structlog.get_logger("launcher")
 Result = TypeVar("Result")
 
 
-def launch(config: SGLangConfig) -> None:
+def launch(config: SGLangConfig, *, cache_dir: Path | None = None) -> None:
     """Run until SIGTERM, SIGINT or the engine's own end; exits with status 1 if it failed.
+
+    Args:
+        cache_dir: where a bundled model is converted to; None = ~/.cache/breakeven.
 
     Raises:
         ConfigError: there is no model to serve.
     """
-    model_path = resolve_model(config)
+    model_path = resolve_model(config, cache_dir=cache_dir)
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, transient=True) as progress:
@@ -97,8 +100,11 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, Result]) -> 
         await asyncio.gather(stop, run, return_exceptions=True)
 
 
-def resolve_model(config: SGLangConfig) -> str:
+def resolve_model(config: SGLangConfig, *, cache_dir: Path | None = None) -> str:
     """Directory or hub name of the model to serve; bundled weights are converted on first use.
+
+    Args:
+        cache_dir: where to; None = ~/.cache/breakeven.
 
     Raises:
         ConfigError: the profile names none.
@@ -111,5 +117,5 @@ def resolve_model(config: SGLangConfig) -> str:
 
     if model not in BUNDLED_MODELS:
         return model
-    cache_dir = Path.home() / ".cache" / "breakeven"
+    cache_dir = cache_dir or Path.home() / ".cache" / "breakeven"
     return str(resolve_model_dir(model, cache_dir=cache_dir, progress=lambda phase, share: None))
