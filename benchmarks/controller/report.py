@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controller.informed import Informed, regimes_of
 from benchmarks.controller.policies import policies
 from benchmarks.controller.simulator import Result, simulate
 from benchmarks.controller.workloads import SEED_K, Workload
@@ -15,6 +16,7 @@ from gateway.speculation.controller import ControllerLimits
 
 __all__ = ["Row", "markdown", "plot", "row_json", "run_workload", "seed_check"]
 
+_NO_RIVALS = ("oracle", "plain", "always", "ours")
 STATIC_K = 4  # K of the policies that do not choose one; the workloads' reference K
 
 
@@ -23,33 +25,46 @@ class Row:
     """One workload: mean over seeds of each policy, in ms a token of one stream.
 
     changes_per_200: state changes of our controller in 200 rounds. shift_tokens: mean tokens from the begin of each
-    phase until our controller first speculates in it.
+    phase until our controller first speculates in it. informed_ms: of the bound on causal policies, where it applies.
     """
 
     workload: str
     ms_per_token: dict[str, float]
     changes_per_200: float
     shift_tokens: list[float]
+    informed_ms: float | None = None
 
     def regret(self, policy: str) -> float:
         """Time over the oracle's, as a share."""
         return self.ms_per_token[policy] / self.ms_per_token["oracle"] - 1.0
+
+    def informed_regret(self) -> float | None:
+        """Of the bound on causal policies; None where it does not apply."""
+        return None if self.informed_ms is None else self.informed_ms / self.ms_per_token["oracle"] - 1.0
 
     def loss_to_plain(self, policy: str) -> float:
         """Time over plain decode's, as a share; < 0 where speculation gains."""
         return self.ms_per_token[policy] / self.ms_per_token["plain"] - 1.0
 
 
-def run_workload(workload: Workload, limits: ControllerLimits, *, seeds: Sequence[int]) -> Row:
-    """Every policy on one workload."""
+def run_workload(workload: Workload, limits: ControllerLimits, *, seeds: Sequence[int], has_rivals: bool = True) -> Row:
+    """Every policy on one workload; without rivals only the oracle, plain, always and ours."""
     k = SEED_K if workload.name.startswith("seed") else STATIC_K
     ms: dict[str, float] = {}
     ours: list[Result] = []
     for name, make in policies(limits, k).items():
+        if not has_rivals and name not in _NO_RIVALS:
+            continue
         results = [simulate(workload, make(), seed=seed) for seed in seeds]
         ms[name] = sum(result.ms_per_token for result in results) / len(results)
         ours = results
     rounds = sum(result.num_rounds for result in ours)
+    regimes = regimes_of(workload)
+    informed_ms = None
+    if regimes is not None:
+        bound = Informed(regimes, workload.phases[0].costs, limits.candidates, is_per_answer=len(workload.phases) == 1)
+        runs = [simulate(workload, bound.fresh(), seed=seed) for seed in seeds]
+        informed_ms = sum(run.ms_per_token for run in runs) / len(runs)
     return Row(
         workload=workload.name,
         ms_per_token=ms,
@@ -57,6 +72,7 @@ def run_workload(workload: Workload, limits: ControllerLimits, *, seeds: Sequenc
         shift_tokens=[
             sum(tokens) / len(ours) for tokens in zip(*(result.shift_tokens for result in ours), strict=True)
         ],
+        informed_ms=informed_ms,
     )
 
 
@@ -74,11 +90,13 @@ def seed_check(row: Row) -> dict[str, float]:
 def markdown(rows: Sequence[Row]) -> str:
     """The table: ms a token, and our regret, loss to plain and state changes."""
     names = list(rows[0].ms_per_token)
-    head = ["workload", *names, "regret", "vs plain", "changes / 200"]
+    head = ["workload", *names, "regret", "bound", "vs plain", "changes / 200"]
     lines = ["| " + " | ".join(head) + " |", "|" + "--|" * len(head)]
     for row in rows:
         cells = [row.workload, *(f"{row.ms_per_token[name]:.2f}" for name in names)]
-        cells += [f"{row.regret('ours'):+.1%}", f"{row.loss_to_plain('ours'):+.1%}", f"{row.changes_per_200:.2f}"]
+        bound = row.informed_regret()
+        cells += [f"{row.regret('ours'):+.1%}", "" if bound is None else f"{bound:+.1%}"]
+        cells += [f"{row.loss_to_plain('ours'):+.1%}", f"{row.changes_per_200:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -89,6 +107,9 @@ def row_json(row: Row) -> dict[str, Any]:
         "workload": row.workload,
         "ms_per_token": {name: round(ms, 4) for name, ms in row.ms_per_token.items()},
         "regret": {name: round(row.regret(name), 5) for name in row.ms_per_token},
+        "informed_regret": None
+        if row.informed_ms is None
+        else round(row.informed_ms / row.ms_per_token["oracle"] - 1, 5),
         "loss_to_plain": round(row.loss_to_plain("ours"), 5),
         "changes_per_200_rounds": round(row.changes_per_200, 4),
         "tokens_until_first_draft_per_phase": [round(tokens, 1) for tokens in row.shift_tokens],

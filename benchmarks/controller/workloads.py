@@ -15,6 +15,7 @@ __all__ = [
     "expected_tokens",
     "seed_workloads",
     "smoke_workloads",
+    "variant_workloads",
 ]
 
 
@@ -185,6 +186,24 @@ def smoke_workloads(candidates: tuple[int, ...]) -> list[Workload]:
         Workload(name="steady low (0.35)", phases=(_phase(2500, 0.35),)),
         Workload(name=f"tie ({tie:.2f})", phases=(_phase(2500, tie),)),
         Workload(name="alternating 0.8/0.3 every 600", phases=(_phase(600, 0.8), _phase(600, 0.3)) * 2),
+    ]
+
+
+def variant_workloads() -> list[Workload]:
+    """Relatives of the changing workloads with other levels, periods and costs. Nothing was tuned on them."""
+    kinds = Phase(tokens=10_000, acceptance=(0.85, 0.4), costs=BASE)
+    mixed = Phase(tokens=2500, acceptance=(0.8, 0.35), costs=BATCHED, batch_size=4)
+    return [
+        Workload(name="variant: alternating 0.75/0.25 every 900", phases=(_phase(900, 0.75), _phase(900, 0.25)) * 7),
+        Workload(name="variant: alternating 0.85/0.4 every 350", phases=(_phase(350, 0.85), _phase(350, 0.4)) * 17),
+        Workload(name="variant: bursts 0.75/700 + 0.3/250", phases=(_phase(700, 0.75), _phase(250, 0.3)) * 12),
+        Workload(name="variant: mostly bad, 0.8/200 + 0.3/1000", phases=(_phase(200, 0.8), _phase(1000, 0.3)) * 10),
+        Workload(
+            name="variant: verify cost x1.4 and back, 0.68",
+            phases=(_phase(3000, 0.68), _phase(5000, 0.68, _scaled(BASE, 1.4)), _phase(4000, 0.68)),
+        ),
+        Workload(name="variant: answers of 250, 0.85 and 0.4 in turn", phases=(kinds,), answer_len=250),
+        Workload(name="variant: batch of 4, half 0.8 half 0.35", phases=(mixed,), answer_len=300, noise=_BATCH_NOISE),
     ]
 
 

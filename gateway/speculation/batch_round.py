@@ -14,6 +14,7 @@ class BatchRound:
     Fields:
         mean_k: drafts a stream. tokens: delivered a stream, mean. seconds: wall time, mean.
         is_fair: no round was unclean or lost its drafts. is_shadowed: a shadow was being drafted beside one.
+        is_pinned: a client's pin made one draft.
     """
 
     mean_k: float
@@ -21,6 +22,7 @@ class BatchRound:
     seconds: float
     is_fair: bool
     is_shadowed: bool
+    is_pinned: bool
 
     @property
     def is_mixed(self) -> bool:
@@ -43,7 +45,7 @@ class BatchRounds:
         batch: streams.
     """
 
-    __slots__ = ("_batch", "_count", "_drafts", "_is_fair", "_is_shadowed", "_seconds", "_tokens")
+    __slots__ = ("_batch", "_count", "_drafts", "_is_fair", "_is_pinned", "_is_shadowed", "_seconds", "_tokens")
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -53,10 +55,17 @@ class BatchRounds:
         """Start over: what was collected belongs to a mode that has ended."""
         self._count = self._drafts = self._tokens = 0
         self._seconds = 0.0
-        self._is_fair, self._is_shadowed = True, False
+        self._is_fair, self._is_shadowed, self._is_pinned = True, False, False
 
     def add(
-        self, *, num_draft_tokens: int, tokens: int, seconds: float, is_fair: bool, is_shadowed: bool
+        self,
+        *,
+        num_draft_tokens: int,
+        tokens: int,
+        seconds: float,
+        is_fair: bool,
+        is_shadowed: bool,
+        is_pinned: bool,
     ) -> BatchRound | None:
         """Count one stream's round; the batch's when it is complete."""
         self._count += 1
@@ -65,6 +74,7 @@ class BatchRounds:
         self._seconds += seconds
         self._is_fair = self._is_fair and is_fair
         self._is_shadowed = self._is_shadowed or is_shadowed
+        self._is_pinned = self._is_pinned or is_pinned
         if self._count < self._batch:
             return None
         count = self._count
@@ -74,6 +84,7 @@ class BatchRounds:
             seconds=self._seconds / count,
             is_fair=self._is_fair,
             is_shadowed=self._is_shadowed,
+            is_pinned=self._is_pinned,
         )
         self.clear()
         return done

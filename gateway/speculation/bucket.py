@@ -46,8 +46,9 @@ class Bucket:
         self.explore_k = 0
         self.explore_left = 0
         self._explore_wait = limits.explore_every_rounds
-        self.on_tick = 0
+        self.outlook_gain = self.outlook_loss = 0.0  # of its requests' rounds while OFF, running means
         self.last_s = 0.0
+        self.has_pinned = False  # in its last round a client's pin made a stream draft
         self.shadow_overhead_s = self.shadow_overhead_dev_s = 0.0
         self.num_shadow_overheads = 0
         self.num_suspensions = self.num_probes_won = self.num_probes_lost = self.num_shadows = 0
@@ -95,6 +96,11 @@ class Bucket:
             1.25 * abs(seconds - self.shadow_overhead_s) - self.shadow_overhead_dev_s
         )
 
+    def learn_outlook(self, gain_tokens: float, loss_tokens: float) -> None:
+        """One stream's next round may gain and lose so much (Prospect); the means are over about one round of each."""
+        self.outlook_gain += (gain_tokens - self.outlook_gain) / self.batch
+        self.outlook_loss += (loss_tokens - self.outlook_loss) / self.batch
+
     def learn_plain(self, seconds: float) -> None:
         """A round of a plain batch took ``seconds``."""
         self.plain_rate.observe(1.0, seconds)
@@ -104,6 +110,7 @@ class Bucket:
     def learn_spec(self, tokens: float, seconds: float, *, now_s: float) -> None:
         """A round of a speculating batch delivered ``tokens`` a stream in ``seconds``."""
         self.spec_rate.observe(tokens, seconds)
+        self.rounds_since_explore += 1
         if self.gate.state == "PROBE":
             self.probe_rate.observe(tokens, seconds)
         elif self.gate.state == "ON":
@@ -172,10 +179,9 @@ class Bucket:
             return False
         return None if count < self.limits.probe_max_rounds else gain > self.limits.margin
 
-    def turn_on(self, tick: int) -> None:
+    def turn_on(self) -> None:
         """The probe won."""
         self.num_probes_won += 1
-        self.on_tick = tick
         allowed_s = self.limits.bucket_loss_tokens * (self.plain_s or 0.0)
         # On probation if speculation failed here lately: half the allowed loss is already on the meter.
         self.meter.start(loss_s=0.5 * allowed_s if self.lookout.doubts else 0.0)
@@ -186,6 +192,7 @@ class Bucket:
         """A plain stretch begins."""
         self.chosen = 0
         self.refresh_left = 0
+        self.outlook_gain = self.outlook_loss = 0.0
         self.lookout.start(has_paid=has_paid)
         self.settle()
 
@@ -198,13 +205,12 @@ class Bucket:
         for _ in range(self.limits.base_rounds):
             self.plain_rate.observe(1.0, plain_s)
         self.gate.state, self.gate.reason, self.gate.since_s = other.gate.state, other.gate.reason, now_s
-        self.probe_k, self.on_tick = other.probe_k, other.on_tick
+        self.probe_k = other.probe_k
         self.shadow_overhead_s, self.num_shadow_overheads = other.shadow_overhead_s, other.num_shadow_overheads
         self.shadow_overhead_dev_s = other.shadow_overhead_dev_s
         self.tokens_since_refresh = self.limits.refresh_tokens * 0.75
 
     def _count_on(self, tokens: float) -> None:
-        self.rounds_since_explore += 1
         self.tokens_since_refresh += tokens
         if self.tokens_since_refresh >= self.limits.refresh_tokens:
             self._start_refresh()

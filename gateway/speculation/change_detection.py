@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FirstTokenCusum", "PageHinkley"]
+__all__ = ["PageHinkley"]
 
 _MAX_Z: Final = 4.0  # one wild sample must not raise the alarm alone
 
@@ -35,21 +35,3 @@ class PageHinkley:
             return False
         self._up = self._down = 0.0
         return True
-
-
-class FirstTokenCusum:
-    """Two-sided CUSUM on "was the first draft token accepted" against the rate that is believed.
-
-    Args:
-        drift: difference in rate that is tolerated. threshold: accumulated excess that raises the alarm: with 0.1 and
-            7 a shift from 0.3 to 0.8 alarms after about 17 rounds and a stationary 0.5 once in some thousands.
-    """
-
-    __slots__ = ("_test",)
-
-    def __init__(self, *, drift: float = 0.1, threshold: float = 7.0) -> None:
-        self._test = PageHinkley(drift=drift, threshold=threshold)
-
-    def observe(self, *, is_accepted: bool, believed_rate: float) -> bool:
-        """Count one round; True means alarm."""
-        return self._test.observe((1.0 if is_accepted else 0.0) - believed_rate)

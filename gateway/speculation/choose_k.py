@@ -24,7 +24,6 @@ __all__ = [
     "Choice",
     "choose_for_batch",
     "choose_num_draft_tokens",
-    "expected_by_candidate",
     "promising_num_draft_tokens",
 ]
 
@@ -37,19 +36,6 @@ class Choice:
 
     num_draft_tokens: int
     tok_per_s: float
-
-
-def expected_by_candidate(conditional_rates: Sequence[float], candidates: Sequence[int]) -> list[float]:
-    """E(K) = 1 + sum over i <= K of P(first i drafts accepted), for each candidate K (ascending)."""
-    expected: list[float] = []
-    total, survival, position = 1.0, 1.0, 0
-    for k in candidates:
-        for rate in conditional_rates[position:k]:
-            survival *= rate
-            total += survival
-        position = k
-        expected.append(total)
-    return expected
 
 
 def choose_num_draft_tokens(
@@ -66,11 +52,12 @@ def choose_num_draft_tokens(
     """
     best, best_score, best_rate = 0, 0.0, 0.0
     for k, tokens in zip(candidates, expected, strict=False):
-        cell = costs.cells.get(k)
-        if cell is None or cell.seconds is None or not cell.is_seeded:
+        believed = costs.believed(k)
+        if believed is None:
             continue
-        rate = tokens / cell.seconds
-        score = rate * (1.0 + _KEEP) if k == current else tokens / cell.high_s
+        seconds, error_s = believed
+        rate = tokens / seconds
+        score = rate * (1.0 + _KEEP) if k == current else tokens / (seconds + error_s)
         if score > best_score:
             best, best_score, best_rate = k, score, rate
     return Choice(best, best_rate) if best else None

@@ -56,7 +56,6 @@ class Controller:
         self._pool = AcceptancePool(limits)
         self._planner = Planner(limits, self._pool)
         self._num_requests = 0
-        self._tick = 0
 
     # ---------------------------------------------------------------- what the loop calls
 
@@ -69,7 +68,7 @@ class Controller:
     def new_request(self) -> RequestView:
         """History record for a new request."""
         self._num_requests += 1
-        return RequestView(self._limits, serial=self._num_requests)
+        return RequestView(self._limits, self._pool.new_belief(), serial=self._num_requests)
 
     def plan_round(
         self,
@@ -112,9 +111,13 @@ class Controller:
             round_ = replace(round_, round_s=_MIN_ROUND_S)
         bucket.last_s = round_.now_s
         if round_.num_draft_tokens > 0:
-            self._learn_acceptance(
-                bucket, request, round_.num_draft_tokens, round_.num_accepted_tokens, is_cut=round_.is_cut
+            self._pool.observe(
+                request.belief,
+                num_draft_tokens=round_.num_draft_tokens,
+                num_accepted_tokens=round_.num_accepted_tokens,
+                is_cut=round_.is_cut,
             )
+        self._pool.pass_tokens(request.belief, round_.num_committed_tokens)
         is_shadowed = request.shadow_rounds_left > 0
         if request.planned_k == 0:
             self._count_plain(bucket, request, round_)
@@ -129,9 +132,11 @@ class Controller:
             seconds=round_.round_s,
             is_fair=round_.is_clean,
             is_shadowed=is_shadowed,
+            is_pinned=not request.is_gated and round_.num_draft_tokens > 0,
         )
         if done is None:
             return
+        bucket.has_pinned = done.is_pinned
         bucket.refresh_left = max(0, bucket.refresh_left - 1)
         seconds = self._seconds(bucket, done)
         if seconds is None:
@@ -142,9 +147,10 @@ class Controller:
             if done.is_fair and not done.is_shadowed:
                 bucket.learn_plain(seconds)
                 self._leave_base(bucket, round_.now_s)
+        elif done.is_pinned and bucket.batch == 1:
+            bucket.spec_rate.observe(done.tokens, seconds)  # known, but the gate judges only what it decided
         else:
             bucket.learn_spec(done.tokens, seconds, now_s=round_.now_s)
-            self._judge_request(bucket, request, done.tokens, seconds)
             if bucket.gate.state == "PROBE":
                 self._judge_probe(bucket, request, round_.now_s)
 
@@ -166,20 +172,21 @@ class Controller:
         if request.shadow_rounds_left > 0:
             request.shadow_rounds_left = 0
             bucket.learn_shadow_overhead(request.shadow_extra_s)
-        self._learn_acceptance(bucket, request, num_draft_tokens, num_accepted_tokens, is_cut=False)
-        wanted = min(request.shadow_k or num_draft_tokens, num_draft_tokens)
-        tokens = 1.0 + min(num_accepted_tokens, wanted)
-        plain_s, cost_s = bucket.plain_s, bucket.costs.low_seconds(wanted)
-        if plain_s is None or cost_s is None:
+        self._pool.observe(
+            request.belief, num_draft_tokens=num_draft_tokens, num_accepted_tokens=num_accepted_tokens, is_cut=False
+        )
+        prospect = self._planner.prospect(bucket, request)
+        if prospect is None or bucket.plain_s is None:
             return
-        if bucket.gate.state == "OFF":
-            bucket.lookout.observe_shadow(tokens, round_s=cost_s, plain_s=plain_s)
-        elif request.is_suspended_in(bucket):
-            request.lookout.observe_shadow(tokens, round_s=cost_s, plain_s=plain_s)
+        tokens = 1.0 + min(num_accepted_tokens, prospect.num_draft_tokens)
+        watcher = bucket if bucket.gate.state == "OFF" else request
+        watcher.lookout.observe_shadow(tokens, round_s=prospect.cost_tokens * bucket.plain_s)
 
     def reports(self) -> list[BucketReport]:
         """One per batch bucket seen, for the context class used last."""
-        return [bucket_report(bucket, self._pool.rates) for bucket in self._buckets.newest()]
+        mixture = self._pool.mixture
+        expected = dict(zip(self._limits.candidates, self._pool.expected_tokens(mixture), strict=True))
+        return [bucket_report(bucket, expected) for bucket in self._buckets.newest()]
 
     # ---------------------------------------------------------------- planning
 
@@ -189,6 +196,8 @@ class Controller:
         if override.mode == "off":
             return RoundPlan(num_draft_tokens=0, reason="client_off")
         if override.mode == "on":
+            if bucket.gate.state == "BASE":
+                bucket.gate.reason = "a client pins speculation on: plain decode is not measured yet"
             wanted = override.num_draft_tokens or self._limits.default_num_draft_tokens
             return RoundPlan(num_draft_tokens=min(wanted, max_draft_tokens), reason="client_on")
         if self._limits.mode != "auto":
@@ -201,18 +210,6 @@ class Controller:
 
     # ---------------------------------------------------------------- learning
 
-    def _learn_acceptance(
-        self, bucket: Bucket, request: RequestView, num_draft_tokens: int, num_accepted_tokens: int, *, is_cut: bool
-    ) -> None:
-        is_changed = self._pool.observe(
-            request.acceptance,
-            num_draft_tokens=num_draft_tokens,
-            num_accepted_tokens=num_accepted_tokens,
-            is_cut=is_cut,
-        )
-        if is_changed:
-            bucket.lookout.acceptance_changed()
-
     def _seconds(self, bucket: Bucket, done: BatchRound) -> float | None:
         """What the round's time counts as; feeds the cost cell if it is a fair sample of it."""
         is_usable = not done.is_shadowed or not bucket.costs.is_measured(0)
@@ -224,7 +221,7 @@ class Controller:
     def _count_plain(self, bucket: Bucket, request: RequestView, round_: RoundObserved) -> None:
         if bucket.gate.state == "OFF":
             bucket.lookout.count_plain(round_.num_committed_tokens, share=1.0 / bucket.batch)
-        elif request.is_suspended_in(bucket):
+        elif request.is_suspended:
             request.lookout.count_plain(round_.num_committed_tokens, share=1.0)
         if request.shadow_rounds_left > 0:
             plain_s = bucket.plain_s
@@ -239,20 +236,6 @@ class Controller:
             return
         extra_s = max(0.0, min(round_.round_s, 10.0 * plain_s) - plain_s)
         bucket.charge(extra_s, now_s=round_.now_s)
-        request.meter.add(-extra_s)
-
-    def _judge_request(self, bucket: Bucket, request: RequestView, tokens: float, seconds: float) -> None:
-        plain_s = bucket.plain_s
-        if bucket.gate.state != "ON" or plain_s is None or bucket.batch > 1 or not request.is_gated:
-            return  # in a batch the request's share is decided by choose_for_batch
-        request.meter.add((tokens + self._limits.request_loss_tolerance) * plain_s - seconds)
-        allowed_s = self._limits.request_loss_tokens * plain_s
-        if request.meter.loss_s > allowed_s:
-            self._tick += 1
-            request.suspended_tick = self._tick
-            bucket.num_suspensions += 1
-            request.lookout.start(has_paid=request.meter.gain_s > allowed_s)
-            request.meter.start()
 
     def _leave_base(self, bucket: Bucket, now_s: float) -> None:
         if bucket.gate.state != "BASE" or not bucket.has_baseline():
@@ -271,9 +254,8 @@ class Controller:
         if has_won is None:
             return
         if has_won:
-            self._tick += 1
             bucket.gate.apply("won", reason=f"K={bucket.probe_k} is faster than plain decode", now_s=now_s)
-            bucket.turn_on(self._tick)
+            bucket.turn_on()
             return
         bucket.num_probes_lost += 1
         other = self._planner.unmeasured_that_pays(bucket, request)

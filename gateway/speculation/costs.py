@@ -18,11 +18,12 @@ __all__ = ["BUCKETS", "CostCell", "CostTable", "batch_bucket", "context_class"]
 BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _SEED_SAMPLES: Final = 3
-_ALPHA: Final = 0.03  # least weight of a new sample: 33 rounds of memory, so a cell errs by cv * sqrt(0.015)
+_ALPHA: Final = 0.02  # least weight of a new sample: 33 rounds of memory, so a cell errs by cv * sqrt(0.015)
 _CLAMP: Final = 2.0  # a sample counts as at most this many times the cell, so that one stall moves it by 3 %
 _STALL: Final = 10.0  # beyond this it is a stall and is not counted at all
 _AGED_COUNT: Final = 3  # samples a cell is believed to hold after a change alarm
 _MIN_DEVIATION: Final = 0.02  # of log seconds: timers and schedulers jitter by this much anywhere
+_LINE_SAMPLES: Final = 8  # that the line through all K is worth beside a cell's own
 _SLOPE_SAMPLES: Final = 6  # of a cell, before it may tilt the slope
 _INFER_EVERY: Final = 16  # samples; inferring is a sort, and measured cells move slowly
 _CONTEXT_BASE: Final = 512  # tokens; attention starts to show in a round's time above it
@@ -51,8 +52,6 @@ class CostCell:
     count: int = 0
     num_stalls: int = 0
     deviation: float = 0.25  # of log seconds, a running mean of absolute values scaled to a standard deviation
-    low_s: float = 0.0  # ``seconds`` less one standard error
-    high_s: float = 0.0  # ``seconds`` and one standard error
     _is_warm: bool = False
     _seed: list[float] = field(default_factory=list)
     _weight_count: int = 0
@@ -80,14 +79,12 @@ class CostCell:
         if self.seconds is None or len(self._seed) < _SEED_SAMPLES:
             self._seed.append(seconds)
             self.seconds = median(self._seed)
-            self._bound()
             return False
         log_ratio = math.log(max(used, 1e-9) / self.seconds)
         is_changed = self._change.observe(log_ratio / max(self.deviation, _MIN_DEVIATION))
         weight = max(_ALPHA, 1.0 / self._weight_count)
         self.deviation += max(_ALPHA, 1.0 / (self.count + _SEED_SAMPLES)) * (1.25 * abs(log_ratio) - self.deviation)
         self.seconds += weight * (used - self.seconds)
-        self._bound()
         return is_changed
 
     def age(self) -> None:
@@ -99,12 +96,11 @@ class CostCell:
         self.seconds, self._is_warm = seconds, True
         self._seed = [seconds] * _SEED_SAMPLES
         self.count = self._weight_count = _AGED_COUNT
-        self._bound()
 
-    def _bound(self) -> None:
-        assert self.seconds is not None
-        error = self.deviation * max(_ALPHA / 2.0, 1.0 / self._weight_count) ** 0.5
-        self.low_s, self.high_s = self.seconds * max(0.5, 1.0 - error), self.seconds * (1.0 + error)
+    @property
+    def weight(self) -> float:
+        """Samples that the value rests on."""
+        return min(self._weight_count, 2.0 / _ALPHA)
 
     @property
     def is_warm(self) -> bool:
@@ -130,6 +126,9 @@ class CostTable:
         self.cells: dict[int, CostCell] = {}
         self._inferred: dict[int, float | None] = {}
         self._since_inferred = 0
+        self._line: tuple[float, float, float] | None = None
+        self._deviation = 0.0  # of the K >= 1 with the most samples: few of one's own say little about scatter
+        self._num_drafting = 0  # samples of all K >= 1
 
     def cell(self, num_draft_tokens: int) -> CostCell:
         """The cell, made on first use."""
@@ -152,28 +151,58 @@ class CostTable:
         cell = self.cells.get(num_draft_tokens)
         return None if cell is None else cell.seconds
 
+    def believed(self, num_draft_tokens: int) -> tuple[float, float] | None:
+        """Seconds of a round with so many drafts and their standard error; None unless it is measured.
+
+        The cell's own samples, and _LINE_SAMPLES more on the line through all measured K >= 1: rounds of 3 drafts say
+        something about 6. A step of the staircase overrules the line within a few rounds.
+        """
+        cell = self.cells.get(num_draft_tokens)
+        if cell is None or cell.seconds is None or not cell.is_seeded:
+            return None
+        line_s = self._line_s(num_draft_tokens) if num_draft_tokens else None
+        error = max(cell.deviation, self._deviation if num_draft_tokens else 0.0) / math.sqrt(max(1.0, cell.weight))
+        if line_s is None:
+            return cell.seconds, cell.seconds * error
+        seconds = (cell.weight * cell.seconds + _LINE_SAMPLES * line_s) / (cell.weight + _LINE_SAMPLES)
+        return seconds, seconds * error
+
     def low_seconds(self, num_draft_tokens: int) -> float | None:
         """The least that a round may cost: measured less one standard error, or inferred.
 
-        Between two measured K it is their line. Above all of them it is the cost of the last one and ``slope_share`` of
-        the way on: a step may be flat, and the full line from plain decode would take a large fixed cost for a slope
-        and hide all longer drafts. Only for deciding
-        what to measure: a missing K never inherits a cheaper neighbour's cost for anything else. None where no
-        drafting round has been measured.
+        Between two measured K it is their line, and below them the line through all K >= 1. Above all of them it is the
+        cost of the last one and ``slope_share`` of the way on: a step may be flat, and the full line from plain decode
+        would take a large fixed cost for a slope and hide all longer drafts. Only for deciding what to measure and what
+        shadows are worth. None where no drafting round has been measured.
         """
-        cell = self.cells.get(num_draft_tokens)
-        if cell is not None and cell.is_seeded:
-            return cell.low_s
+        believed = self.believed(num_draft_tokens)
+        if believed is not None:
+            return max(0.5 * believed[0], believed[0] - believed[1])
         if num_draft_tokens not in self._inferred:
             self._inferred[num_draft_tokens] = self._infer(num_draft_tokens)
         return self._inferred[num_draft_tokens]
 
+    def optimistic_seconds(self, num_draft_tokens: int) -> float | None:
+        """As ``low_seconds``, but the more rounds other K have had since, the lower: what to measure again.
+
+        By 0.7 * sqrt(ln(all drafting rounds / rounds of this K)) standard errors, at least one (an upper confidence
+        bound): a K whose first samples were unlucky is never written off for good.
+        """
+        believed = self.believed(num_draft_tokens)
+        if believed is None:
+            return self.low_seconds(num_draft_tokens)
+        share = self._num_drafting / max(1, self.cells[num_draft_tokens].count)
+        errors = max(1.0, 0.7 * math.sqrt(math.log(max(1.0, share))))
+        return max(0.5 * believed[0], believed[0] - errors * believed[1])
+
     def samples_changed(self, num_draft_tokens: int) -> None:
         """That cell took a sample: inferences are redone, at once while it is new and now and then later."""
         self._since_inferred += 1
-        if self._since_inferred >= _INFER_EVERY or not self.is_measured(num_draft_tokens):
+        if self._since_inferred >= _INFER_EVERY or self.cells[num_draft_tokens].count < _INFER_EVERY:
             self._since_inferred = 0
             self._inferred.clear()
+            self._line = self._fit(_SEED_SAMPLES)
+            self._weigh()
 
     def _infer(self, num_draft_tokens: int) -> float | None:
         known = [(k, c.seconds) for k, c in sorted(self.cells.items()) if c.is_seeded and c.seconds is not None]
@@ -187,18 +216,26 @@ class CostTable:
         if upper == 0:
             return None
         (low_k, low_s), (high_k, high_s) = known[upper - 1], known[upper]
-        return low_s + (high_s - low_s) * (num_draft_tokens - low_k) / (high_k - low_k)
+        line_s = self._line_s(num_draft_tokens) if low_k == 0 else None
+        return low_s + (high_s - low_s) * (num_draft_tokens - low_k) / (high_k - low_k) if line_s is None else line_s
 
-    def slope_s(self) -> float | None:
-        """Seconds that one more draft token a stream adds to a speculating batch's round, >= 0.
+    def _weigh(self) -> None:
+        drafting = [cell for k, cell in self.cells.items() if k]
+        self._num_drafting = sum(cell.count for cell in drafting)
+        self._deviation = max(drafting, key=lambda cell: cell.count).deviation if drafting else 0.0
 
-        The least-squares slope over the measured K >= 1, weighted by samples: the mean K of a batch moves between the
-        steps of the staircase anyway. None with fewer than two of them.
-        """
+    def _line_s(self, num_draft_tokens: int) -> float | None:
+        if self._line is None:
+            return None
+        mean_k, mean_s, slope_s = self._line
+        return mean_s + slope_s * (num_draft_tokens - mean_k)
+
+    def _fit(self, least_samples: int) -> tuple[float, float, float] | None:
+        """(mean K, mean seconds, slope >= 0) of the least-squares line through the cells with K >= 1, by samples."""
         known = [
             (k, c.seconds, min(c.count, 33))
             for k, c in self.cells.items()
-            if k and c.count >= _SLOPE_SAMPLES and c.seconds is not None
+            if k and c.count >= least_samples and c.seconds is not None
         ]
         if len(known) < 2:
             return None
@@ -206,7 +243,16 @@ class CostTable:
         mean_k = sum(k * n for k, _, n in known) / weight
         mean_s = sum(s * n for _, s, n in known) / weight
         covariance = sum((k - mean_k) * (s - mean_s) * n for k, s, n in known)
-        return max(0.0, covariance / sum((k - mean_k) ** 2 * n for k, _, n in known))
+        return mean_k, mean_s, max(0.0, covariance / sum((k - mean_k) ** 2 * n for k, _, n in known))
+
+    def slope_s(self) -> float | None:
+        """Seconds that one more draft token a stream adds to a speculating batch's round, >= 0.
+
+        That of the line, because the mean K of a batch moves between the steps of the staircase anyway. None with fewer
+        than two well measured K >= 1.
+        """
+        line = self._fit(_SLOPE_SAMPLES)
+        return None if line is None else line[2]
 
     def age(self) -> None:
         """A change alarm: believe every cell less."""
@@ -219,3 +265,4 @@ class CostTable:
             if k not in self.cells and cell.seconds is not None:
                 self.cell(k).inherit(cell.seconds)
         self._inferred.clear()
+        self._line = self._fit(_SEED_SAMPLES)

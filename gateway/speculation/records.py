@@ -43,28 +43,26 @@ class ControllerLimits:
         bucket_loss_tokens: ON ends when the loss of a stream since its best moment exceeds so many plain tokens of
             time. At the tie, 1.3 tokens of scatter a round make a false alarm about once in (24 / 1.3)^2 = 340 rounds;
             With 20 (and 8 below) the founding case at length 2.46, speedup 1.13, had 4.6 % regret instead of 2.3.
-        request_loss_tokens: the same for one request's own loss; smaller, because only that request is suspended. 8
-            leaves bad texts sooner (bursts: 6.1 % regret), 10 leaves good ones more rarely (7.0 %, but 2.0 instead of
-            2.6 at a steady 0.75); 9 is a compromise.
-        request_loss_tolerance: plain tokens of loss a round that a request's own gate overlooks: it is there for texts
-            that the drafter does not know, and soon; a small steady loss is the bucket's to notice.
-        shadow_gain_tokens: shadow drafts must have earned so many plain tokens of time, net, to end a plain stretch: 5
-            are four shadows at an acceptance of 0.8 and hardly ever come at 0.3.
+        stay_odds, return_odds, switch_tokens: when a request's own gate changes (planning.py). Value iteration of the
+            exact problem wants odds of about 3 and 1.8; with beliefs that are learnt 2.7 and 2.2 did best on seeds 0
+            to 4. 0.1 tokens had 6 changes of state in 200 rounds at the tie, 0.2 has 0.2.
+        hazard_per_token: chance that a text jumps to another level. Bursts, whose true rate is 1/115, alternating texts
+            and the long answer with a bad middle had 4.0, 3.5 and 5.3 % regret with 1/115, 4.2, 2.9 and 2.6 with 1/200.
+        mixture_half_life_tokens, mixture_prior_tokens: memory of what all requests' levels are, and the tokens that an
+            even spread over the levels counts for beside it. 12,000 and 400 made no difference beyond the noise.
         probe_backoff_tokens, probe_backoff_max_tokens: plain tokens before a probe in the dark, doubling with each that
             failed. Atlas measured 256 and 1024 as the useful range.
         probe_budget: share of a plain stretch that a probe may be expected to lose where shadows say that it can't pay.
         refresh_tokens, refresh_rounds: 8 plain rounds in 1024 tokens keep the baseline fresh for 0.3 % (Atlas).
         explore_every_rounds: one round in so many may measure a K that has not run yet, or hardly.
         explore_gain: such a K must promise this much over the best measured one.
-        shadow_max_interval_tokens: shadows thin out to one in so many plain tokens while they keep losing: at 4 % of a
-            token each, which the simulator assumes, that is 0.1 % of plain decode.
-        shadow_dense_budget, shadow_sparse_budget: share of plain decode's speed that shadows may cost while they
-            promise something, and while they do not.
-        prior_rate: acceptance believed before the first draft. prior_rounds: its weight.
-        request_prior_rounds: weight of all requests' acceptance in one request's estimate. 12 had 7.3 % regret in the
-            mixed batch, 8 has 6.
-        bucket_half_life_rounds, request_half_life_rounds: memory of all requests' and of one request's acceptance. A
-            request's of 14 rounds (with a prior of 6) had 2.7 % regret at a steady 0.75, 20 has 2.1.
+        shadow_max_interval_tokens: a shadow comes at least so often: at 4 % of a token each, which the simulator
+            assumes, that is 0.1 % of plain decode.
+        shadow_k: drafts of a shadow: 4 are scored sooner than 8 and say as much (bursts 4.0 instead of 4.2 % regret).
+        shadow_budget: share of plain decode's speed that shadows may cost.
+        shadow_min_cost_tokens: what a shadow is taken to cost where nothing can be measured, in plain tokens.
+        shadow_half_life: shadows; memory of the speedup that they predict, which is only shown.
+        bucket_half_life_rounds: memory of how acceptance falls with the draft position.
         rate_half_life_rounds: memory of the delivered rates, which are reported and which probes compare with.
         alarm_keep: share of its memory that an estimate keeps at a change alarm.
         is_monotone: where a smaller batch loses, a larger one starts OFF instead of probing. False for
@@ -81,9 +79,12 @@ class ControllerLimits:
     probe_max_rounds: int = 16
     probe_loss_tokens: float = 8.0
     bucket_loss_tokens: float = 24.0
-    request_loss_tokens: float = 9.0
-    request_loss_tolerance: float = 0.3
-    shadow_gain_tokens: float = 5.0
+    stay_odds: float = 2.7
+    return_odds: float = 2.2
+    switch_tokens: float = 0.2
+    hazard_per_token: float = 1.0 / 200.0
+    mixture_half_life_tokens: float = 6000.0
+    mixture_prior_tokens: float = 150.0
     probe_backoff_tokens: int = 128
     probe_backoff_max_tokens: int = 2048
     probe_budget: float = 0.003
@@ -92,13 +93,11 @@ class ControllerLimits:
     explore_every_rounds: int = 4
     explore_gain: float = 0.03
     shadow_max_interval_tokens: int = 48
-    shadow_dense_budget: float = 0.03
-    shadow_sparse_budget: float = 0.01
-    prior_rate: float = 0.5
-    prior_rounds: float = 2.0
-    request_prior_rounds: float = 8.0
+    shadow_k: int = 4
+    shadow_budget: float = 0.03
+    shadow_min_cost_tokens: float = 0.03
+    shadow_half_life: float = 20.0
     bucket_half_life_rounds: float = 300.0
-    request_half_life_rounds: float = 20.0
     rate_half_life_rounds: float = 200.0
     alarm_keep: float = 0.15
     is_monotone: bool = True

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from gateway.speculation.acceptance_estimate import expected_committed_tokens
 from gateway.speculation.bucket import Bucket
 from gateway.speculation.rate_estimate import log_speedup
 from gateway.speculation.records import BucketReport
@@ -13,11 +12,11 @@ from gateway.speculation.records import BucketReport
 __all__ = ["bucket_report"]
 
 
-def bucket_report(bucket: Bucket, conditional_rates: Sequence[float]) -> BucketReport:
+def bucket_report(bucket: Bucket, expected_tokens: Mapping[int, float]) -> BucketReport:
     """Everything that /stats says of one bucket.
 
     Args:
-        conditional_rates: the acceptance estimate over all requests.
+        expected_tokens: E(K) by candidate K, over all requests.
     """
     known = bucket.costs.known()
     plain_s = bucket.plain_s
@@ -39,7 +38,7 @@ def bucket_report(bucket: Bucket, conditional_rates: Sequence[float]) -> BucketR
         num_draft_tokens=bucket.chosen,
         plain_s=plain_s,
         round_costs=known,
-        acceptance_length=expected_committed_tokens(conditional_rates, shown) if cost_s is not None else None,
+        acceptance_length=expected_tokens.get(shown) if cost_s is not None else None,
         break_even_length=cost_s / plain_s if cost_s is not None and plain_s else None,
         break_even_lengths=break_even,
         speedup=speedup,

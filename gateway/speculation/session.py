@@ -245,14 +245,16 @@ class Session:
                 return False
 
     def take_shadow_outcome(self) -> ShadowOutcome | None:
-        """The score of the last shadow proposal, once the plain stream has come as far; None until then."""
+        """The score of the last shadow proposal, once the plain stream has left it or come to its end; else None."""
         shadow = self._shadow
-        if shadow is None or not shadow.draft_ids or len(self.ids) < shadow.base_len + len(shadow.draft_ids):
+        if shadow is None or not shadow.draft_ids:
             return None
-        self._shadow = None
         brought = self.ids[shadow.base_len : shadow.base_len + len(shadow.draft_ids)]
         # num_accepted wants the target's choice after the drafts too; any id does, it is never compared.
-        accepted = num_accepted(shadow.draft_ids, [*brought, -1])
+        accepted = num_accepted(shadow.draft_ids[: len(brought)], [*brought, -1])
+        if accepted == len(brought) < len(shadow.draft_ids):
+            return None
+        self._shadow = None
         return ShadowOutcome(num_draft_tokens=len(shadow.draft_ids), num_accepted_tokens=accepted)
 
     def _on_planned(self, plan: RoundPlanned) -> Command:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks.controller.informed import Informed, Regimes, regimes_of
 from benchmarks.controller.policies import Always, Oracle, Ours, policies
 from benchmarks.controller.report import markdown, row_json, run_workload
 from benchmarks.controller.simulator import simulate
@@ -21,6 +22,7 @@ from benchmarks.controller.workloads import (
     seed_workloads,
     smoke_workloads,
     tie_acceptance,
+    variant_workloads,
 )
 from gateway.speculation.controller import ControllerLimits
 
@@ -93,6 +95,31 @@ def test_the_workloads_hit_their_acceptance():
     assert best == pytest.approx(1 / BASE.plain_ms)
     listed = (*all_workloads(LIMITS.candidates), *seed_workloads(), *smoke_workloads(LIMITS.candidates))
     assert len({w.name for w in listed}) == 14 + 16
+    assert len({w.name for w in (*listed, *variant_workloads())}) == 14 + 16 + 7
+
+
+def test_the_bound_applies_where_one_stream_changes_between_two_levels():
+    two = Workload(name="two", phases=(phase(500, 0.8), phase(100, 0.2), phase(700, 0.8)))
+    assert regimes_of(two) == Regimes(good=0.8, bad=0.2, good_tokens=600.0, bad_tokens=100.0)
+    turns = Workload(name="turns", phases=(Phase(tokens=900, acceptance=(0.8, 0.3), costs=BASE),), answer_len=400)
+    assert regimes_of(turns) == Regimes(good=0.8, bad=0.3, good_tokens=400.0, bad_tokens=400.0)
+    assert regimes_of(Workload(name="steady", phases=(phase(500, 0.8),))) is None
+    assert regimes_of(Workload(name="three", phases=(phase(9, 0.8), phase(9, 0.5), phase(9, 0.2)))) is None
+    batch = Phase(tokens=9, acceptance=(0.8, 0.2), costs=BASE, batch_size=2)
+    assert regimes_of(Workload(name="batch", phases=(batch,))) is None
+
+
+@pytest.mark.slow
+def test_who_knows_only_the_levels_is_behind_the_oracle_and_ahead_of_every_fixed_k():
+    workload = Workload(name="short", phases=(phase(400, 0.8), phase(400, 0.25)) * 3)
+    regimes = regimes_of(workload)
+    assert regimes is not None
+    bound = Informed(regimes, BASE, LIMITS.candidates, is_per_answer=False, sweeps=400)
+    informed = simulate(workload, bound, seed=2).ms_per_token
+    assert informed == simulate(workload, bound.fresh(), seed=2).ms_per_token
+    assert simulate(workload, Oracle(LIMITS.candidates), seed=2).ms_per_token < informed
+    assert informed < min(simulate(workload, Always(k), seed=2).ms_per_token for k in (0, *LIMITS.candidates))
+    assert (bound.state, bound.num_switches > 4) == ("OFF", True)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def bucket(batch: int = 1, *, plain_s: float | None = 0.010) -> Bucket:
 def on(batch: int = 1) -> Bucket:
     made = bucket(batch)
     made.gate.state = "ON"
-    made.turn_on(1)
+    made.turn_on()
     return made
 
 
@@ -106,7 +106,7 @@ def test_after_a_failure_the_next_stretch_is_on_probation():
     while made.gate.state == "ON":
         made.learn_spec(1.0, 0.030, now_s=0.0)
     made.gate.state = "ON"
-    made.turn_on(2)
+    made.turn_on()
     assert made.meter.loss_s == pytest.approx(0.5 * LIMITS.bucket_loss_tokens * 0.010)
 
 
@@ -206,3 +206,13 @@ def test_another_context_class_starts_from_what_is_known():
     fresh = Bucket(LIMITS, batch=1, context_class=1)
     fresh.inherit(bucket(plain_s=None), now_s=7.0)
     assert fresh.gate.state == "BASE"
+
+
+def test_the_outlook_is_a_mean_over_about_one_round_of_each_stream():
+    single, four = bucket(), bucket(4)
+    for made in (single, four):
+        made.learn_outlook(2.0, 1.0)
+    assert (single.outlook_gain, single.outlook_loss) == (2.0, 1.0)
+    assert (four.outlook_gain, four.outlook_loss) == (0.5, 0.25)
+    single.turn_off(has_paid=True)
+    assert (single.outlook_gain, single.outlook_loss) == (0.0, 0.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.speculation.change_detection import FirstTokenCusum, PageHinkley
+from gateway.speculation.change_detection import PageHinkley
 
 
 def rounds_until_alarm(test: PageHinkley, mean: float, limit: int) -> int:
@@ -28,11 +28,3 @@ def test_one_wild_sample_is_clipped():
 def test_after_an_alarm_it_starts_over():
     test = PageHinkley(drift=0.0, threshold=3.5)
     assert [test.observe(2.0) for _ in range(4)] == [False, True, False, True]
-
-
-def test_first_token_shift():
-    test = FirstTokenCusum()
-    alarms = [test.observe(is_accepted=True, believed_rate=0.3) for _ in range(13)]
-    assert alarms.index(True) == 11
-    calm = FirstTokenCusum()
-    assert not any(calm.observe(is_accepted=n % 2 == 0, believed_rate=0.5) for n in range(1000))

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.speculation.acceptance_estimate import expected_committed_tokens
 from gateway.speculation.choose_k import (
     choose_for_batch,
     choose_num_draft_tokens,
-    expected_by_candidate,
     promising_num_draft_tokens,
 )
 from tests.gateway.speculation.test_costs import table
@@ -16,11 +16,9 @@ from tests.gateway.speculation.test_costs import table
 CANDIDATES = (1, 2, 3, 4, 5, 6, 8)
 
 
-@given(st.lists(st.floats(0, 1), min_size=8, max_size=8))
-def test_expected_tokens_of_all_candidates_at_once(rates: list[float]):
-    assert expected_by_candidate(rates, CANDIDATES) == pytest.approx(
-        [expected_committed_tokens(rates, k) for k in CANDIDATES]
-    )
+def expected_by_candidate(rates: list[float], candidates: tuple[int, ...]) -> list[float]:
+    """E(K) = 1 + sum over i <= K of P(first i drafts accepted)."""
+    return [1.0 + sum(math.prod(rates[:i]) for i in range(1, k + 1)) for k in candidates]
 
 
 def test_the_far_end_of_a_step_is_found():

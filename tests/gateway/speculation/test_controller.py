@@ -123,7 +123,7 @@ def test_longer_drafts_are_found_when_they_pay():
     world.run(40)
     assert world.report.num_draft_tokens == 8
     assert world.report.break_even_lengths[8] == pytest.approx(1.8)
-    assert world.report.acceptance_length > 8
+    assert world.report.acceptance_length > 6  # the highest level is 0.94
 
 
 def test_a_short_answer_does_not_pay_for_measuring_every_k():
@@ -217,9 +217,12 @@ def test_a_slower_verifier_turns_it_off_and_a_faster_one_on_again():
     world.run_until("ON")
     world.run(100)
     world.costs = {k: 0.010 if k == 0 else 0.045 for k in FLAT}
-    world.run_until("OFF", 400)
+    world.run(60)
+    assert {plan.reason for plan in world.plans[-5:]} <= {"request_suspended", "below_break_even"}
+    assert "plain" in world.report.reason
     world.costs = dict(FLAT)
-    assert world.run_until("ON", 12_000) < 12_000
+    world.run(2000)
+    assert world.plans[-1].reason in ("pays", "measuring", "refresh")
 
 
 def test_a_slower_target_alone_is_noticed_by_refreshing_the_baseline():
@@ -267,7 +270,7 @@ def test_a_larger_batch_starts_off_where_a_smaller_one_loses():
     world.run_until("OFF")
     world.streams = 2
     world.views.append(world.controller.new_request())
-    world.run(20)
+    world.run(10)
     report = world.controller.reports()[-1]
     assert (report.batch_size, report.state) == (2, "OFF")
     assert "smaller batch" in report.reason
@@ -377,6 +380,64 @@ def test_a_forced_request_does_not_suspend_itself():
     world.accepts = lambda _k: 0
     world.run(20)
     assert world.report.num_suspensions == 0
+
+
+def test_a_pinned_request_teaches_costs_and_neither_blocks_the_gate_nor_moves_it():
+    world = World(accepts=lambda _k: 0)
+    world.override = Override(mode="on", num_draft_tokens=3)
+    world.run(40)
+    assert (world.report.state, world.report.num_switches) == ("BASE", 0)
+    assert "pins speculation on" in world.report.reason
+    assert world.report.round_costs[3].seconds == pytest.approx(0.018)
+    world.override = Override()
+    world.accepts = lambda k: k
+    world.run(9)
+    assert world.report.plain_s == pytest.approx(0.010)
+    world.run_until("ON")
+    world.override = Override(mode="on", num_draft_tokens=3)
+    world.accepts = lambda _k: 0
+    world.run(100)
+    assert world.report.state == "ON"
+
+
+def test_a_request_beside_a_pinned_one_gets_its_share_of_the_drafting():
+    # The batch speculates anyway, so a stream's time hardly depends on its own K.
+    world = World(accepts=lambda k: k, streams=2, costs={k: 0.018 + 0.0002 * k for k in range(9)})
+    pinned, free = world.views
+    reasons = []
+    for _ in range(100):
+        world.override = Override(mode="on", num_draft_tokens=3)
+        first = world.plan(pinned)
+        world.override = Override()
+        second = world.plan(free)
+        reasons.append(second.reason)
+        for view, plan in ((pinned, first), (free, second)):
+            world.observe(view, plan.num_draft_tokens, plan.num_draft_tokens)
+    assert "measuring" in reasons
+    assert set(reasons[-20:]) == {"beside_pinned"}
+    assert "plain decode is not measured" in world.report.reason
+
+
+@pytest.mark.parametrize("k", [9, 16, 64])
+def test_a_client_may_draft_more_than_the_candidates(k: int):
+    world = World(accepts=lambda k: k, costs={**FLAT, k: 0.030})
+    world.override = Override(mode="on", num_draft_tokens=k)
+    assert world.step()[0] == RoundPlan(num_draft_tokens=k, reason="client_on")
+    world.run(20)
+    assert world.report.round_costs[k].seconds == pytest.approx(0.030)
+    world.override = Override(num_draft_tokens=k)  # auto: a limit beyond all candidates
+    world.run_until("ON")
+    world.run(60)
+    assert world.report.num_draft_tokens == 8
+
+
+def test_a_client_that_turns_it_off_leaves_a_measured_baseline():
+    world = World(accepts=lambda k: k)
+    world.override = Override(mode="off", num_draft_tokens=4)
+    assert set(world.run(30)) == {"client_off"}
+    assert world.report.plain_s == pytest.approx(0.010)
+    world.override = Override()
+    assert world.run(2) == ["probe", "probe"]
 
 
 def test_shadows_nobody_asked_for_are_harmless():

@@ -9,7 +9,8 @@ def test_the_defaults_fit_together():
     assert list(limits.candidates) == sorted(set(limits.candidates))
     assert limits.probe_min_rounds <= limits.probe_max_rounds
     assert limits.probe_backoff_tokens <= limits.probe_backoff_max_tokens
-    assert limits.request_loss_tokens < limits.bucket_loss_tokens
+    assert limits.stay_odds > limits.return_odds > 1.0
+    assert limits.shadow_k <= limits.candidates[-1]
 
 
 def test_no_wish_by_default():

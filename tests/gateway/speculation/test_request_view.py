@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-from gateway.speculation.bucket import Bucket
+from gateway.speculation.acceptance_pool import AcceptancePool
 from gateway.speculation.records import ControllerLimits
 from gateway.speculation.request_view import RequestView
 
 
-def test_a_suspension_holds_until_the_bucket_is_turned_on_again():
+def test_a_new_request_may_speculate_and_believes_what_the_others_showed():
     limits = ControllerLimits()
-    view, bucket = RequestView(limits, serial=1), Bucket(limits, batch=1, context_class=0)
-    assert not view.is_suspended_in(bucket)
-    bucket.on_tick, view.suspended_tick = 3, 4
-    assert view.is_suspended_in(bucket)
-    bucket.on_tick = 5
-    assert not view.is_suspended_in(bucket)
-    bucket.on_tick = 0  # never turned on
-    assert not view.is_suspended_in(bucket)
+    pool = AcceptancePool(limits)
+    view = RequestView(limits, pool.new_belief(), serial=7)
+    assert (view.serial, view.is_suspended, view.belief.shares) == (7, False, pool.mixture)

@@ -76,6 +76,17 @@ def test_a_shadow_is_sent_after_its_round_and_scored_when_the_stream_has_come_as
     assert run.session.take_shadow_outcome() is None
 
 
+def test_a_shadow_is_scored_as_soon_as_the_stream_has_left_it() -> None:
+    run = _Plain()
+    run.step(run.session.handle(RoundPlanned(num_draft_tokens=3, is_shadow=True)))
+    run.session.handle(ShadowReceived(base_len=5, draft_ids=(52, 99, 54)))
+    assert run.session.take_shadow_outcome() is None
+    run.plain()  # 52
+    assert run.session.take_shadow_outcome() is None
+    run.plain()  # 53
+    assert run.session.take_shadow_outcome() == ShadowOutcome(num_draft_tokens=3, num_accepted_tokens=1)
+
+
 def test_a_shadow_never_changes_what_is_committed() -> None:
     run = _Plain()
     run.step(run.session.handle(RoundPlanned(num_draft_tokens=2, is_shadow=True)))
