@@ -21,6 +21,7 @@ _SEED_SAMPLES: Final = 3
 _ALPHA: Final = 0.02  # least weight of a new sample: 33 rounds of memory, so a cell errs by cv * sqrt(0.015)
 _CLAMP: Final = 2.0  # a sample counts as at most this many times the cell, so that one stall moves it by 3 %
 _STALL: Final = 10.0  # beyond this it is a stall and is not counted at all
+_STALLS_IN_A_ROW: Final = 4  # so many are no stalls: the cell is wrong, or the costs are others now
 _AGED_COUNT: Final = 3  # samples a cell is believed to hold after a change alarm
 _MIN_DEVIATION: Final = 0.02  # of log seconds: timers and schedulers jitter by this much anywhere
 _LINE_SAMPLES: Final = 8  # that the line through all K is worth beside a cell's own
@@ -55,11 +56,16 @@ class CostCell:
     _is_warm: bool = False
     _seed: list[float] = field(default_factory=list)
     _weight_count: int = 0
+    _stalls_in_a_row: int = 0
     _change: PageHinkley = field(default_factory=lambda: PageHinkley(drift=0.3, threshold=15.0))
 
     def clamp(self, seconds: float) -> float | None:
-        """What ``seconds`` counts as: itself, at most twice the cell, or None for a stall."""
-        if self.seconds is None:
+        """What ``seconds`` counts as: itself, at most twice the cell, or None for a stall.
+
+        A cell without its seed can't tell: after a stall, rounds of tokens that were read ahead take next to nothing, and
+        one of them as the first sample would make a stall of every round that follows.
+        """
+        if self.seconds is None or len(self._seed) < _SEED_SAMPLES:
             return seconds
         if seconds > _STALL * self.seconds:
             return None
@@ -73,7 +79,13 @@ class CostCell:
         used = self.clamp(seconds)
         if used is None:
             self.num_stalls += 1
-            return False
+            self._stalls_in_a_row += 1
+            if self._stalls_in_a_row < _STALLS_IN_A_ROW:
+                return False
+            self._seed, self.seconds, self.count, self._weight_count = [seconds], seconds, 1, 1
+            self._stalls_in_a_row = 0
+            return True
+        self._stalls_in_a_row = 0
         self.count += 1
         self._weight_count += 1
         if self.seconds is None or len(self._seed) < _SEED_SAMPLES:

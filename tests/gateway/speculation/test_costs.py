@@ -188,3 +188,33 @@ def test_ageing_a_table_ages_every_cell():
     made.age()
     made.cell(3).observe(4.0)
     assert made.seconds(3) == pytest.approx(2.5)
+
+
+def test_a_round_of_tokens_read_ahead_as_the_first_sample_makes_no_stalls_of_the_others():
+    cell = CostCell()
+    for seconds in (0.0122, 0.0003, 0.0122, 0.0122):
+        cell.observe(seconds)
+    assert cell.seconds == 0.0122
+    assert cell.num_stalls == 0
+
+
+def test_many_stalls_in_a_row_are_the_new_cost():
+    cell = CostCell()
+    for _ in range(20):
+        cell.observe(0.0003)
+    said = [cell.observe(0.0122) for _ in range(4)]
+    assert said == [False, False, False, True]
+    assert not cell.is_seeded
+    for _ in range(3):
+        cell.observe(0.0124)
+    assert cell.is_seeded
+    assert cell.seconds == pytest.approx(0.0123, rel=0.02)
+
+
+def test_stalls_apart_from_each_other_stay_stalls():
+    cell = CostCell()
+    for _ in range(10):
+        for seconds in (1.0, 1.0, 1.0, 30.0, 30.0, 30.0):
+            cell.observe(seconds)
+    assert cell.seconds == 1.0
+    assert cell.num_stalls == 29  # the first fell into the seed
