@@ -224,7 +224,7 @@ CAPABILITIES: Final[tuple[Capability, ...]] = (
     Capability(
         name="skipped_decodes",
         targets=("running_batch",),
-        is_wanted=lambda c: c.is_used and _engine_version() < (0, 5, 23),
+        is_wanted=lambda c: c.is_used and _engine_version() < (0, 5, 22),
         make=_finishing,
     ),
     Capability(
