@@ -86,7 +86,7 @@ class SchedulerLane:
                 path = Path(self._endpoint.removeprefix("ipc://"))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
-            made = zmq.Context.instance().socket(zmq.ROUTER)
+            made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
             made.setsockopt(zmq.LINGER, 0)
             try:
                 made.bind(self._endpoint)
