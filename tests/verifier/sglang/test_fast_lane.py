@@ -200,7 +200,6 @@ def test_other_ranks_have_no_lane(tmp_path: Path) -> None:
     lane = SchedulerLane(f"ipc://{tmp_path}/lane.sock")
     assert lane.after_pull(None, RECEIVER) is None
     assert lane._socket is None
-    assert lane.after_idle_sleeper("result", SimpleNamespace(poller=None)) == "result"
 
 
 def test_a_lane_that_fails_never_fails_the_scheduler(tmp_path: Path) -> None:
@@ -209,6 +208,8 @@ def test_a_lane_that_fails_never_fails_the_scheduler(tmp_path: Path) -> None:
     assert lane._is_broken
     assert lane.after_pull(["theirs"], RECEIVER) == ["theirs"]
     assert lane._socket is None
+    poller = SimpleNamespace(register=lambda socket, events: None)
+    assert lane.after_idle_sleeper("result", SimpleNamespace(poller=poller)) == "result"
 
 
 class Http:
