@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import numpy as np
 import pytest
+import zmq
+import zmq.asyncio
 
 from tests.verifier.sglang import toy_model
 from verifier.embedded.sampling import TokenSampler
 from verifier.sglang.plugin.draws import TargetDraws
+from verifier.sglang.plugin.lane_messages import LaneAnswers, LaneCall, unpack_ids
 from verifier.sglang.plugin.orders import PluginReport
 from wire.messages import VerifyFailed, VerifyResult
 from wire.sampling import Grammar, SamplingParams
@@ -137,3 +144,57 @@ async def test_an_engine_without_the_flag_gives_features_by_the_plugin(make_rig:
 async def test_a_capability_that_is_off_is_said(make_rig: Any) -> None:
     rig = await make_rig(draws=plugin(off={"all_reduce": "sglang.x is not there"}))
     assert any("all_reduce is off: sglang.x" in text for text in rig.client._engine.missing)
+
+
+async def relay(socket: zmq.asyncio.Socket, url: str) -> None:
+    """The plugin's end of the fast lane, with the fake engine behind it by HTTP."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            caller, data = await socket.recv_multipart()
+            call = msgspec.msgpack.decode(data, type=LaneCall)
+            body = {
+                "rid": [item.rid for item in call.items],
+                "input_ids": [unpack_ids(item.ids) for item in call.items],
+                "sampling_params": [item.sampling for item in call.items],
+                "return_logprob": [item.return_logprob for item in call.items],
+                "logprob_start_len": [item.logprob_start_len for item in call.items],
+                "top_logprobs_num": [item.top_logprobs_num for item in call.items],
+                "return_hidden_states": [item.return_hidden_states for item in call.items],
+                "extra_key": [item.extra_key or None for item in call.items],
+            }
+            async with session.post(f"{url}/generate", json=body) as response:
+                answers = await response.json()
+            found = []
+            for answer in answers:
+                del answer["meta_info"]["weight_version"]
+                found.append((answer["meta_info"]["id"], msgspec.Raw(msgspec.msgpack.encode(answer))))
+            await socket.send_multipart([caller, msgspec.msgpack.encode(LaneAnswers(found))])
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+async def test_rounds_go_over_the_lane_where_the_plugin_announces_one(
+    make_rig: Any, tmp_path: Path, is_announced: bool
+) -> None:
+    endpoint = f"ipc://{tmp_path}/lane.sock"
+    on = ("tap", "target_ids", "fast_lane") if is_announced else ("tap", "target_ids")
+    rig = await make_rig(sglang={"lane_endpoint": endpoint}, draws=plugin(on=on))
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(endpoint)
+    relaying = asyncio.create_task(relay(socket, rig.engine.url))
+    try:
+        text = expected(SAMPLED, 12)
+        rig.open("a", PROMPT, SAMPLED)
+        await rig.one("a")
+        while len(rig.ids["a"]) < len(text):
+            at = len(rig.ids["a"])
+            await rig.one("a", text[at : at + 2])
+        assert rig.ids["a"][: len(text)] == text
+        counters = rig.client.counters
+        assert (counters["lane_posts"] > 2) == is_announced
+        assert (counters["lane_refusals"], counters["weight_changes"]) == (0, 0)
+    finally:
+        relaying.cancel()
+        socket.close()
+        context.term()

@@ -207,6 +207,9 @@ def test_a_lane_that_fails_never_fails_the_scheduler(tmp_path: Path) -> None:
     assert lane.after_pull(["theirs"], RECEIVER) == ["theirs"]
     assert lane._is_broken
     assert lane.after_pull(["theirs"], RECEIVER) == ["theirs"]
+    assert lane._socket is None
+    poller = SimpleNamespace(register=lambda socket, events: None)
+    assert lane.after_idle_sleeper("result", SimpleNamespace(poller=poller)) == "result"
 
 
 class Http:

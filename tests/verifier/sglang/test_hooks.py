@@ -33,7 +33,9 @@ class FakeSGLang:
             monkeypatch.delitem(sys.modules, name)
         self.module("sglang").__version__ = version  # type: ignore[attr-defined]
         registry = self.module("sglang.srt.plugins.hook_registry")
-        registry.HookType = {"AROUND": "around", "AFTER": "after", "REPLACE": "replace"}  # type: ignore[attr-defined]
+        registry.HookType = {  # type: ignore[attr-defined]
+            kind: kind.lower() for kind in ("BEFORE", "AFTER", "AROUND", "REPLACE")
+        }
         registry.HookRegistry = SimpleNamespace(register=self._register)  # type: ignore[attr-defined]
 
     def _register(self, target: str, hook: Callable[..., Any], kind: str) -> None:
@@ -100,6 +102,7 @@ def test_the_environment_says_what_the_config_says(monkeypatch: pytest.MonkeyPat
         captures_aux=True,
         keeps_graph_inputs=False,
         all_reduce="a:b",
+        lane_endpoint="ipc:///somewhere",
     )
     for name, value in plugin_environ(config):
         monkeypatch.setenv(name, value)
@@ -112,9 +115,8 @@ def test_nothing_is_hooked_unasked(fake: FakeSGLang) -> None:
     assert keys(fake) == set()
 
 
-def test_everything_at_once_is_one_hook_a_target(
-    fake: FakeSGLang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_everything_at_once_is_one_hook_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeSGLang(monkeypatch, version="0.5.17")
     fake.add_all()
     wanted(
         monkeypatch,
@@ -123,10 +125,23 @@ def test_everything_at_once_is_one_hook_a_target(
         draws_target_ids=True,
         captures_aux=True,
         all_reduce="a:b",
+        lane_endpoint="ipc:///somewhere",
     )
     hooks.register()
     assert keys(fake) == set(hooks.TARGETS)
-    assert {kind for kind, _ in fake.registered.values()} == {"around", "after", "replace"}
+    assert {kind for kind, _ in fake.registered.values()} == {"before", "around", "after", "replace"}
+    assert PluginConfig(lane_endpoint="ipc:///somewhere").is_used
+
+
+def test_spare_decodes_are_left_out_where_the_version_does_not_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted(monkeypatch, lane_endpoint="ipc:///somewhere")
+    for version, is_ours in (("0.5.21", True), ("0.5.22", False)):
+        fake = FakeSGLang(monkeypatch, version=version)
+        fake.add_all()
+        hooks.register()
+        assert ("running_batch" in keys(fake)) == is_ours
 
 
 @pytest.mark.parametrize(("key", "function"), [("sample", None), ("sample", lambda self, something: None)])

@@ -87,7 +87,10 @@ TARGETS: Final[dict[str, Target]] = {
         path=_SRT + "managers.scheduler.Scheduler.update_running_batch",
         kind="BEFORE",
         parameters=("self", "batch"),
-        tested_on=("0.5.17 (CPU, overlap)",),
+        tested_on=(
+            "0.5.17 (CPU)",
+            "0.5.17 (H200)",
+        ),
     ),
     "inbox": Target(
         path=_SRT + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
@@ -224,7 +227,7 @@ CAPABILITIES: Final[tuple[Capability, ...]] = (
     Capability(
         name="skipped_decodes",
         targets=("running_batch",),
-        is_wanted=lambda c: c.is_used and _engine_version() < (0, 5, 23),
+        is_wanted=lambda c: c.is_used and _engine_version() < (0, 5, 22),
         make=_finishing,
     ),
     Capability(

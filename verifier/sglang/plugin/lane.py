@@ -71,7 +71,11 @@ class SchedulerLane:
 
     def after_idle_sleeper(self, result: Any, sleeper: Any, *args: Any, **kwargs: Any) -> Any:
         """AFTER ``IdleSleeper.__init__``: an idle scheduler (--sleep-on-idle) also wakes for the lane."""
-        sleeper.poller.register(self._open(), zmq.POLLIN)
+        try:
+            sleeper.poller.register(self._open(), zmq.POLLIN)
+        except zmq.ZMQError:
+            log.exception("breakeven: the fast lane is off")
+            self._is_broken = True
         return result
 
     # ------------------------------------------------------------ the lane itself
@@ -82,11 +86,16 @@ class SchedulerLane:
                 path = Path(self._endpoint.removeprefix("ipc://"))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
-            self._socket = zmq.Context.instance().socket(zmq.ROUTER)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.bind(self._endpoint)
+            made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+            made.setsockopt(zmq.LINGER, 0)
+            try:
+                made.bind(self._endpoint)
+            except zmq.ZMQError:
+                made.close()
+                raise
             if self._endpoint.startswith("ipc://"):
                 path.chmod(0o600)
+            self._socket = made
         return self._socket
 
     def _receive(self, receiver: Any) -> list[Any]:

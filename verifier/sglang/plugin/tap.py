@@ -31,7 +31,7 @@ log = logging.getLogger("breakeven.plugin")
 
 _MAX_QUEUED = 256
 # A pass is told of in as few datagrams as fit the default send buffer: Linux queues only 10 at a socket
-# (net.unix.max_dgram_qlen), and one for each of 16 sequences lost a third of them.
+# (net.unix.max_dgram_qlen), so one for each sequence is lost where the gateway does not read at once.
 _MAX_TOLD_AT_ONCE = 512
 
 
