@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--modes", default="on,auto,off", help="Speculation modes of the greedy answers.")
+    parser.add_argument("--modes", default="on,auto,off", help="Speculation modes of the greedy answers, or none.")
     parser.add_argument("--seeded-prompts", type=int, default=4)
     parser.add_argument("--seeded-tokens", type=int, default=64)
     parser.add_argument("--embedded", action="store_true")
@@ -107,8 +107,10 @@ class _Comparison:
             engine = await self._get(options.url + "/server_info")
             texts = prompts(options.first + options.prompts)[options.first :]
             questions = [await self._tokenize(text) for text in texts]
-            await self._greedy(questions)
-            await self._seeded(questions[: options.seeded_prompts])
+            if options.modes != "none":
+                await self._greedy(questions)
+            if options.seeded_prompts:
+                await self._seeded(questions[: options.seeded_prompts])
             stats = await self._get(self._gateway + "/stats")
             counters = {"verifier": stats["verifier"]["counters"], "fallbacks": stats["speculation"]["fallbacks"]}
         if options.embedded:

@@ -14,10 +14,12 @@ whose features are wanted has a cache namespace of its own instead: computed who
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from verifier.sglang.answers import Answer, Listed
+from verifier.sglang.plugin.announcement import first_wanted, new_rid
 from verifier.sglang.plugin.orders import Drawn, DrawOrder, PluginReport, custom_params
 from wire.errors import PeerRefused
 from wire.sampling import SamplingParams
@@ -74,6 +76,10 @@ class Ask:
     def num_drafts(self) -> int:
         """K."""
         return len(self.input_ids) - self.base_len
+
+    def again(self) -> Ask:
+        """The same under a fresh rid."""
+        return dataclasses.replace(self, rid=new_rid(first_wanted(self.rid) or 0))
 
 
 def batch_payload(asks: list[Ask]) -> dict[str, Any]:

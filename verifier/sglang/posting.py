@@ -20,6 +20,9 @@ _FIRST_PAUSE_S = 0.05
 class BatchPoster:
     """Posts batches; splits one that is refused as a whole, tries again what was refused for load.
 
+    Asking again is done under fresh rids: of a batch refused for one item the others may run already, and the engine
+    takes no rid twice at a time.
+
     lane: takes batches of rounds past HTTP, where the engine has one. What it refuses goes by HTTP.
     """
 
@@ -30,7 +33,7 @@ class BatchPoster:
         self._overload_retries = overload_retries
 
     async def post(self, asks: list[Ask]) -> list[Answer | PeerRefused]:
-        """One answer or one error per sequence, in order.
+        """One answer or one error per sequence, in order; ``asks`` then holds what was asked last.
 
         Raises:
             PeerLost: the engine is gone.
@@ -43,23 +46,29 @@ class BatchPoster:
             answers = [error] * len(asks)
             if len(asks) > 1:
                 self._counters["batch_splits"] += 1
-                return await self._one_by_one(asks)
+                await self._abort(asks)
+                await self._one_by_one(asks, answers, list(range(len(asks))))
+                return answers
         again = [i for i, answer in enumerate(answers) if isinstance(answer, PeerRefused) and _is_overload(answer)]
-        if again:
-            for i, answer in zip(again, await self._one_by_one([asks[i] for i in again]), strict=True):
-                answers[i] = answer
+        await self._one_by_one(asks, answers, again)
         return answers
 
-    async def _one_by_one(self, asks: list[Ask]) -> list[Answer | PeerRefused]:
+    async def _one_by_one(self, asks: list[Ask], answers: list[Answer | PeerRefused], indices: list[int]) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._persist(ask)) for ask in asks]
-        return [task.result() for task in tasks]
+            tasks = [group.create_task(self._persist(asks, i)) for i in indices]
+        for i, task in zip(indices, tasks, strict=True):
+            answers[i] = task.result()
 
-    async def _persist(self, ask: Ask) -> Answer | PeerRefused:
+    async def _abort(self, asks: list[Ask]) -> None:
+        """Free the engine of what it may have begun; it may be too busy to be told."""
+        await asyncio.gather(*(self._http.abort(ask.rid) for ask in asks), return_exceptions=True)
+
+    async def _persist(self, asks: list[Ask], index: int) -> Answer | PeerRefused:
         pause_s = _FIRST_PAUSE_S
         for attempt in range(self._overload_retries + 1):
+            asks[index] = asks[index].again()
             try:
-                answer = (await self._once([ask]))[0]
+                answer = (await self._once([asks[index]]))[0]
             except PeerRefused as error:
                 answer = error
             if not (isinstance(answer, PeerRefused) and _is_overload(answer)) or attempt == self._overload_retries:

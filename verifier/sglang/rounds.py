@@ -132,17 +132,18 @@ class RoundRunner:
 
     async def _send(self, routes: list[Route], asks: list[Ask]) -> list[Answer | PeerRefused]:
         is_answered = False
-        for route, ask in zip(routes, asks, strict=True):
-            route.held.posted_rids.add(ask.rid)
+        rids = [ask.rid for ask in asks]  # asking again gives fresh ones
+        for route, rid in zip(routes, rids, strict=True):
+            route.held.posted_rids.add(rid)
         try:
             answers = await self._poster.post(asks)
             is_answered = True
             return answers
         finally:
-            for route, ask in zip(routes, asks, strict=True):
-                if not is_answered and ask.rid in route.held.posted_rids:
+            for route, rid, ask in zip(routes, rids, asks, strict=True):
+                if not is_answered and rid in route.held.posted_rids:
                     self._abort(ask.rid)
-                route.held.posted_rids.discard(ask.rid)
+                route.held.posted_rids.discard(rid)
 
     def _read(self, route: Route, ask: Ask, answer: Answer | PeerRefused) -> _Posted | PeerRefused:
         if isinstance(answer, PeerRefused):

@@ -56,6 +56,7 @@ class FakeEngine:
     tap: Path | None = None
     taps_streams: bool = True
     cuts_after: int | None = None
+    begun_rids: set[str] = field(default_factory=set)
     posts: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -193,7 +194,7 @@ class FakeEngine:
             if item.get("return_hidden_states") and not self.captures_aux:
                 return _flat_400("The server is not configured to return hidden states.")
         for item in items:
-            if item["rid"] in self.running:
+            if item["rid"] in self.running or item["rid"] in self.begun_rids:
                 return _flat_400(f"Duplicate request ID detected: {item['rid']}")
             self.running[item["rid"]] = asyncio.Event()
         try:
@@ -204,6 +205,8 @@ class FakeEngine:
                 if self.overloads > 0:
                     self.overloads -= 1
                     if self.overload_form == "503":
+                        # Those before it in the batch run on, and their rids stay taken.
+                        self.begun_rids |= {other["rid"] for other in items}
                         return web.json_response({"detail": "The request queue is full."}, status=503)
                     answers.append(self._aborted(item, "The request queue is full.", 503))
                 elif self.running[item["rid"]].is_set():

@@ -338,6 +338,21 @@ async def test_overload_is_tried_again_then_unavailable(make_rig: Any, form: str
     assert result.code == "unavailable"
 
 
+async def test_a_batch_refused_for_load_is_asked_again_under_fresh_rids(make_rig: Any) -> None:
+    """Of a refused batch some items run on in the engine, which takes none of their rids a second time."""
+    rig = await make_rig()
+    for name in ("a", "b", "c"):
+        rig.open(name, PROMPT)
+        await rig.one(name, features_from=0)
+    rig.engine.overloads = 1
+    results = await rig.verify(*(rig.item(name, [1], features_from=len(PROMPT)) for name in ("a", "b", "c")))
+    assert all(isinstance(result, VerifyResult) and result.spans for result in results)
+    rids = [rid for body in rig.engine.posts for rid in body["rid"]]
+    assert len(set(rids)) == len(rids)
+    assert set(rig.engine.aborted) == set(rig.engine.posts[-4]["rid"])
+    assert {first_wanted(body["rid"][0]) for body in rig.engine.posts[-3:]} == {len(PROMPT)}
+
+
 async def test_late_reply_is_late_and_aborted(make_rig: Any) -> None:
     rig = await make_rig(reply_delay_s=0.3)
     rig.open("a", PROMPT)
