@@ -201,8 +201,6 @@ class _Gateway:
         loops = [self._verifier.run(), self._drafter.run(), self._batcher.run(), self._verifier_peer.run()]
         if self._settings.speculation.mode != "off":
             loops.append(self._run_drafter())
-        else:
-            self._controller.set_drafter(is_up=False, reason="speculation is off in the config")
         return [self._group.create_task(loop) for loop in loops]
 
     async def _run_drafter(self) -> None:

@@ -83,7 +83,11 @@ class BucketTable:
 
     def _align(self, bucket: Bucket, now_s: float) -> None:
         gate = bucket.gate
-        if not self.is_drafter_up:
+        if self._limits.mode == "off":  # no drafter is started then, so its absence is no fault
+            if gate.state != "PINNED":
+                gate.apply("pinned", reason="mode is off", now_s=now_s)
+            bucket.chosen = 0
+        elif not self.is_drafter_up:
             gate.apply("drafter_down", reason=self._drafter_reason, now_s=now_s)
             bucket.chosen = 0
         elif self._limits.mode != "auto":

@@ -191,10 +191,12 @@ class Controller:
     # ---------------------------------------------------------------- planning
 
     def _forced(self, bucket: Bucket, override: Override, max_draft_tokens: int) -> RoundPlan | None:
-        if not self._buckets.is_drafter_up:
-            return RoundPlan(num_draft_tokens=0, reason="drafter_down")
         if override.mode == "off":
             return RoundPlan(num_draft_tokens=0, reason="client_off")
+        if self._limits.mode == "off" and override.mode == "auto":
+            return RoundPlan(num_draft_tokens=0, reason="pinned")
+        if not self._buckets.is_drafter_up:
+            return RoundPlan(num_draft_tokens=0, reason="drafter_down")
         if override.mode == "on":
             if bucket.gate.state == "BASE":
                 bucket.gate.reason = "a client pins speculation on: plain decode is not measured yet"

@@ -311,6 +311,15 @@ def test_pins_and_client_wishes_come_before_the_gates():
     assert world.step()[0] == RoundPlan(num_draft_tokens=2, reason="client_on")
 
 
+def test_off_in_the_configuration_is_a_pin_and_no_fault():
+    off = World(limits=ControllerLimits(mode="off"))
+    off.controller.set_drafter(is_up=False, reason="none is started")
+    assert [off.step()[0] for _ in range(3)] == [RoundPlan(num_draft_tokens=0, reason="pinned")] * 3
+    assert (off.report.state, off.report.reason) == ("PINNED", "mode is off")
+    off.override = Override(mode="on")  # a client can't have what isn't there
+    assert off.step()[0] == RoundPlan(num_draft_tokens=0, reason="drafter_down")
+
+
 def test_in_auto_mode_the_clients_number_is_a_limit():
     world = World(accepts=lambda k: k)
     world.override = Override(num_draft_tokens=2)
