@@ -62,8 +62,8 @@ class CostCell:
     def clamp(self, seconds: float) -> float | None:
         """What ``seconds`` counts as: itself, at most twice the cell, or None for a stall.
 
-        A cell without its seed can't tell: after a stall, rounds of tokens that were read ahead take next to nothing, and
-        one of them as the first sample would make a stall of every round that follows.
+        A cell without its seed can't tell: after a stall, rounds of tokens that were read ahead take next to nothing,
+        and one of them as the first sample would make a stall of every round that follows.
         """
         if self.seconds is None or len(self._seed) < _SEED_SAMPLES:
             return seconds
