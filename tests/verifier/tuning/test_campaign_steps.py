@@ -83,6 +83,7 @@ def campaign(
     )
 
 
+@pytest.mark.slow
 async def test_known_good_first_one_change_at_a_time_then_winners_together(tmp_path: Path, ledger: Ledger) -> None:
     runner = Runner()
     plan = plan_of(tmp_path, "--c", "--a", "--d", "--b")
@@ -106,6 +107,7 @@ async def test_known_good_first_one_change_at_a_time_then_winners_together(tmp_p
     assert len(runner.seen) == count
 
 
+@pytest.mark.slow
 async def test_it_pauses_after_any_number_of_trials_and_goes_on(tmp_path: Path, ledger: Ledger) -> None:
     plan = plan_of(tmp_path, "--c", "--a", "--b")
     whole = Runner()
@@ -180,6 +182,7 @@ async def test_comparisons_are_judged_again_when_more_is_known_of_the_noise(tmp_
     assert len(noises) == 1  # all by the same, last estimate
 
 
+@pytest.mark.slow
 async def test_more_repeats_decide_what_the_noise_hid_and_repeat_nothing(tmp_path: Path, ledger: Ledger) -> None:
     runner = Runner(sigma=0.05)
     plan = plan_of(tmp_path, "--b")
