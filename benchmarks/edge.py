@@ -5,6 +5,9 @@ Server and load run in a process each. Two scenarios, each with both servers int
     saturated   the engine has every token ready: tokens/s is what the edge can relay at most
     paced       a stream gets a block every so often, as from a real engine: time between tokens, and what the edge adds
 
+Beside wall times, the server's own processor time per event is measured: on a machine that others use too, they hardly
+change it.
+
 "Direct" is an aiohttp handler that writes the same chunk for each engine event and does nothing else: no parsing, no
 admission, no text work, no deadlines, no counters. The ceiling is therefore aiohttp's own.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -156,13 +160,13 @@ async def _serve(kind: str, engine: FastEngine) -> None:
 
 
 @asynccontextmanager
-async def serving(kind: str, *, block: int, pace_s: float) -> AsyncIterator[int]:
-    """A server process; yields its port."""
+async def serving(kind: str, *, block: int, pace_s: float) -> AsyncIterator[tuple[int, int]]:
+    """A server process; yields its port and process id."""
     command = [sys.executable, "-m", "benchmarks.edge", "--serve", kind, "--block", str(block), "--pace-s", str(pace_s)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        yield int(await asyncio.wait_for(process.stdout.readline(), 20))
+        yield int(await asyncio.wait_for(process.stdout.readline(), 60)), process.pid
     finally:
         process.kill()
         await process.wait()
@@ -209,15 +213,27 @@ class Measured:
 
     tok_per_s: float
     ms_per_token: float  # of one stream, median over the streams, the first block left out
+    cpu_us_per_event: float  # of the server, user and system
 
 
-async def _measure(port: int, *, num_streams: int, num_tokens: int, block: int) -> Measured:
-    begin_s = time.perf_counter()
+def _cpu_s(pid: int) -> float:
+    """Processor time a process has used so far, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _measure(port: int, pid: int, *, num_streams: int, num_tokens: int, block: int) -> Measured:
+    begin_s, begin_cpu_s = time.perf_counter(), _cpu_s(pid)
     times = await asyncio.gather(*(_one_stream(port, num_tokens) for _ in range(num_streams)))
     wall_s = time.perf_counter() - begin_s
     delivered = num_tokens // block * block
     spans = [(last - first) / max(1, delivered - block) for first, last in times]
-    return Measured(tok_per_s=num_streams * delivered / wall_s, ms_per_token=statistics.median(spans) * 1000)
+    cpu_s = _cpu_s(pid) - begin_cpu_s
+    return Measured(
+        tok_per_s=num_streams * delivered / wall_s,
+        ms_per_token=statistics.median(spans) * 1000,
+        cpu_us_per_event=cpu_s * 1e6 / (num_streams * delivered / block),
+    )
 
 
 async def _scenario(options: argparse.Namespace, *, pace_s: float) -> dict[str, Any]:
@@ -227,10 +243,10 @@ async def _scenario(options: argparse.Namespace, *, pace_s: float) -> dict[str, 
         serving("direct", block=options.block, pace_s=pace_s) as direct,
         serving("gateway", block=options.block, pace_s=pace_s) as gateway,
     ):
-        ports = {"direct": direct, "gateway": gateway}
+        servers = {"direct": direct, "gateway": gateway}
         for repeat in range(options.repeats + 1):
-            for kind, port in ports.items():
-                measured = await _measure(port, **load)
+            for kind, (port, pid) in servers.items():
+                measured = await _measure(port, pid, **load)
                 if repeat > 0:  # the first one warms up
                     found[kind].append(measured)
     return {kind: _summary(runs) for kind, runs in found.items()}
@@ -239,11 +255,14 @@ async def _scenario(options: argparse.Namespace, *, pace_s: float) -> dict[str, 
 def _summary(runs: list[Measured]) -> dict[str, Any]:
     rates = [run.tok_per_s for run in runs]
     gaps = [run.ms_per_token for run in runs]
+    costs = [run.cpu_us_per_event for run in runs]
     return {
         "tok_per_s": round(statistics.median(rates)),
         "tok_per_s_spread": [round(min(rates)), round(max(rates))],
         "ms_per_token": round(statistics.median(gaps), 4),
         "ms_per_token_spread": [round(min(gaps), 4), round(max(gaps), 4)],
+        "cpu_us_per_event": round(statistics.median(costs), 1),
+        "cpu_us_per_event_spread": [round(min(costs), 1), round(max(costs), 1)],
     }
 
 
@@ -255,11 +274,14 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
     for name, both in scenarios.items():
         added = both["gateway"]["ms_per_token"] / both["direct"]["ms_per_token"] - 1
         both["added_percent"] = round(added * 100, 1)
+        added_cpu = both["gateway"]["cpu_us_per_event"] / both["direct"]["cpu_us_per_event"] - 1
+        both["added_cpu_percent"] = round(added_cpu * 100, 1)
         print(f"{name}: {options.streams} streams, {options.tokens} tokens each, {options.block} tokens an event")
         for kind in ("direct", "gateway"):
             row = both[kind]
-            print(f"  {kind:<8} {row['tok_per_s']:>8} tok/s   {row['ms_per_token']:>9.4f} ms per token of one stream")
-        print(f"  added    {both['added_percent']:>8} %")
+            gap, cost = row["ms_per_token"], row["cpu_us_per_event"]
+            print(f"  {kind:<8} {row['tok_per_s']:>8} tok/s {gap:>9.4f} ms per token of one stream {cost:>7} us cpu")
+        print(f"  added    {both['added_percent']:>8} % in time, {both['added_cpu_percent']} % in processor time")
     return scenarios
 
 
