@@ -119,7 +119,10 @@ class _Comparison:
                 served("cpu-tiny", patient) as self._gateway,
             ):
                 await self._texts("embedded, on", questions, options.tokens, self._ask({"mode": "on"}, {}))
-        settings = {key: value for key, value in vars(options).items() if key != "out"}
+        settings = {
+            key: value for key, value in vars(options).items() if not isinstance(value, Path) and "tap" not in key
+        }
+        settings["features"] = "tap" if options.tap_ring else "json"
         versions = {key: engine.get(key) for key in ("version", "attention_backend", "dtype", "sampling_backend")}
         return {"settings": settings, "engine": versions, "rows": self._rows, "counters": counters}
 

@@ -115,13 +115,11 @@ TARGETS: Final[dict[str, Target]] = {
         kind="AFTER",
         parameters=("self",),
         keywords=("group_name",),
-        tested_on=("0.5.23 (CPU)",),
     ),
     "all_reduce": Target(
         path=_SRT + "distributed.parallel_state.GroupCoordinator.all_reduce",
         kind="AROUND",
         parameters=("self", "input_"),
-        tested_on=("0.5.23 (CPU)",),
     ),
 }
 
