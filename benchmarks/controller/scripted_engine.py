@@ -140,7 +140,9 @@ class ScriptedEngine:
             if not item["input_ids"] or len(item["input_ids"]) >= CONTEXT_LEN:
                 message = f"The input ({len(item['input_ids'])} tokens) is not within the context of {CONTEXT_LEN}."
                 return web.json_response({"error": {"message": message}}, status=400)
-        sequences = [self._sequence(item, start_len=item["logprob_start_len"]) for item in items]
+        sequences = [
+            self._sequence(item, start_len=item.get("logprob_start_len", len(item["input_ids"]) - 1)) for item in items
+        ]
         try:
             self._passes.extend(sequences)
             answers = [await sequence.answers.get() for sequence in sequences]
