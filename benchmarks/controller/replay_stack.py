@@ -104,6 +104,7 @@ async def replay_stack(
             "engine.model_name": MODEL_NAME,
             "engine.spawn_drafter": "false",
             "drafter.endpoint": f"ipc://{draft}",
+            "sglang.target_ids": "off",  # the scripted engine draws nothing
             "sglang.url": engine_url,
             "sglang.model_dir": str(directory / "model"),
             "sglang.tap_ring_path": str(ring),
