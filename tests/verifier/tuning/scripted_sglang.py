@@ -87,7 +87,8 @@ def tops(ids: list[int], num: int) -> list[Any]:
 
 
 def answer(item: dict[str, Any]) -> dict[str, Any]:
-    ids, start, num = item["input_ids"], item["logprob_start_len"], item["top_logprobs_num"]
+    ids, num = item["input_ids"], item.get("top_logprobs_num", 0)
+    start = item.get("logprob_start_len", len(ids) - 1)
     found = meta(item, 1, {"type": "length", "length": 1})
     found["input_token_logprobs"] = [[-0.1 if p > start else None, ids[p], None] for p in range(start, len(ids))]
     found["input_top_logprobs"] = [tops(ids[:p], num) if p > start else None for p in range(start, len(ids))]
