@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
 import sys
@@ -145,9 +144,7 @@ async def _break_things(session: aiohttp.ClientSession, url: str, soak: Soak, ev
 
 async def _watch_memory(session: aiohttp.ClientSession, url: str, soak: Soak) -> None:
     while time.monotonic() < soak.end_s:
-        # A process that dies between two reads is the fault injector's business.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            soak.memory += sample_memory(await pids(session, url))
+        soak.memory += sample_memory(await pids(session, url))
         await asyncio.sleep(5.0)
 
 

@@ -64,7 +64,10 @@ async def pids(session: aiohttp.ClientSession, url: str) -> Pids:
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it died and /stats does not know yet
 
 
 async def inject(session: aiohttp.ClientSession, url: str, rng: random.Random) -> Fault | None:
@@ -77,7 +80,7 @@ async def inject(session: aiohttp.ClientSession, url: str, rng: random.Random) -
     try:
         if stop_s is None:
             os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.2)
+            await _wait_replaced(session, url, process, pid)
         else:
             async with _stopped(pid):
                 await asyncio.sleep(stop_s)
@@ -94,6 +97,18 @@ async def _stopped(pid: int) -> AsyncIterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+async def _wait_replaced(
+    session: aiohttp.ClientSession, url: str, process: str, pid: int, timeout_s: float = 120.0
+) -> None:
+    """Until the gateway shows another process: it may take a while to notice the death."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if getattr(await pids(session, url), process) not in (0, pid):
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"the {process} was not replaced after {timeout_s:.0f} s")
 
 
 async def _wait_up(session: aiohttp.ClientSession, url: str, timeout_s: float = 120.0) -> None:
