@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "numpy", "transformers", "aiohttp", "msgspec", "sglang")
 def provenance(argv: Sequence[str], *, seed: int | None = None) -> dict[str, Any]:
     """Command line, commit, versions, processor and date, as plain JSON values."""
     return {
-        "argv": list(argv),
+        "argv": [_portable(argument) for argument in argv],
         "git_sha": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
         "date_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -28,6 +28,12 @@ def provenance(argv: Sequence[str], *, seed: int | None = None) -> dict[str, Any
         "processor": _processor(),
         "seed": seed,
     }
+
+
+def _portable(argument: str) -> str:
+    """Without the folders of this machine: they say nothing to who repeats it elsewhere."""
+    name, is_option, value = argument.rpartition("=")
+    return name + is_option + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def _git(*arguments: str) -> str:
