@@ -26,6 +26,7 @@ import aiohttp
 import numpy as np
 import orjson
 
+from benchmarks.processor_time import processor_time_s
 from benchmarks.provenance import provenance
 from benchmarks.served import served
 from benchmarks.toy_pair import write_head, write_target
@@ -115,11 +116,6 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _cpu_s(pid: int) -> float:
-    """Time on a processor of all living threads, in s with the scheduler's nanoseconds."""
-    return 1e-9 * sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-
-
 async def _one(
     session: aiohttp.ClientSession, url: str, prompt: list[int], mode: str, num_tokens: int, pids: dict[str, int]
 ) -> dict[str, float]:
@@ -146,7 +142,7 @@ async def _one(
             if not line.startswith(b"data: {"):
                 continue
             if first is None:
-                first = {name: _cpu_s(pid) for name, pid in pids.items()}
+                first = {name: processor_time_s(pid) for name, pid in pids.items()}
                 begin = time.perf_counter()
             end = time.perf_counter()
             event = orjson.loads(line[6:])
@@ -155,7 +151,7 @@ async def _one(
     cached = final["usage"]["prompt_tokens_details"]["cached_tokens"]
     counts = final["metrics"]["speculative_decoding"]
     rounds = counts["num_spec_steps"] + counts["num_plain_steps"]
-    spent = {f"{name}_cpu_ms": 1e3 * (_cpu_s(pid) - first[name]) / rounds for name, pid in pids.items()}
+    spent = {f"{name}_cpu_ms": 1e3 * (processor_time_s(pid) - first[name]) / rounds for name, pid in pids.items()}
     return {**spent, "wall_ms": 1e3 * (end - begin) / rounds, "rounds": rounds, "cached_share": cached / len(prompt)}
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import orjson
 import uvloop
 from aiohttp import web
 
+from benchmarks.processor_time import processor_time_s
 from benchmarks.provenance import provenance
 from gateway.config import GatewayConfig
 from gateway.http import create_app, start_server
@@ -216,19 +216,13 @@ class Measured:
     cpu_us_per_event: float  # of the server, user and system
 
 
-def _cpu_s(pid: int) -> float:
-    """Processor time a process has used so far, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 async def _measure(port: int, pid: int, *, num_streams: int, num_tokens: int, block: int) -> Measured:
-    begin_s, begin_cpu_s = time.perf_counter(), _cpu_s(pid)
+    begin_s, begin_cpu_s = time.perf_counter(), processor_time_s(pid)
     times = await asyncio.gather(*(_one_stream(port, num_tokens) for _ in range(num_streams)))
     wall_s = time.perf_counter() - begin_s
     delivered = num_tokens // block * block
     spans = [(last - first) / max(1, delivered - block) for first, last in times]
-    cpu_s = _cpu_s(pid) - begin_cpu_s
+    cpu_s = processor_time_s(pid) - begin_cpu_s
     return Measured(
         tok_per_s=num_streams * delivered / wall_s,
         ms_per_token=statistics.median(spans) * 1000,
