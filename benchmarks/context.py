@@ -83,6 +83,7 @@ async def _breakeven(
         "verifier.model": str(target),
         "verifier.prefix-cache-tokens": str(2 * sum(contexts)),
         "verifier.prefill-chunk-tokens": "512",
+        "verifier.ring-slots": str(max(contexts) // 32),  # twice the longest context
         "verifier.aux-layer-ids": ",".join(map(str, _AUX)),
         "drafter.head-dir": str(head),
         "drafter.max-context-len": str(max(contexts) + 2048),

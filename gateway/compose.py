@@ -42,7 +42,7 @@ from verifier.embedded.config import VerifierConfig
 from verifier.sglang.client import SGLangVerifierClient
 from verifier.sglang.config import SGLangConfig
 from wire.messages import DrafterInfo, Status, VerifierInfo
-from wire.settings import env_name, section_environ
+from wire.settings import ConfigError, env_name, section_environ
 
 __all__ = ["GatewaySettings", "serve"]
 
@@ -60,6 +60,22 @@ class GatewaySettings:
     drafter: DrafterConfig
     version: str
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
+
+    def __post_init__(self) -> None:
+        """Check what only two sections together can get wrong.
+
+        Raises:
+            ConfigError: the tensor ring can't hold a context that is to be drafted for. A re-sync announces the
+                features of the whole context at once, and the first would be overwritten before they are read.
+        """
+        if self.engine.backend != "embedded" or self.speculation.mode == "off":
+            return
+        longest = min(self.drafter.max_context_len, self.verifier.context_len or self.drafter.max_context_len)
+        if self.verifier.ring_slots * self.verifier.ring_slot_rows < longest:
+            least = -(-longest // self.verifier.ring_slot_rows)
+            raise ConfigError(
+                "verifier.ring_slots", f"must be at least {least} for drafter.max_context_len = {longest}"
+            )
 
 
 async def serve(settings: GatewaySettings, *, on_phase: Callable[[LoadPhase], None] | None = None) -> None:

@@ -16,6 +16,7 @@ from gateway.engine_config import EngineConfig, SpeculationConfig
 from tests.gateway.core_fakes import TOY_INFO
 from verifier.embedded.config import VerifierConfig
 from wire.messages import DrafterInfo
+from wire.settings import ConfigError
 
 TARGET = msgspec.structs.replace(TOY_INFO, hidden_size=64, aux_layer_ids=(2, 3, 4), vocab_size=100)
 HEAD = DrafterInfo(
@@ -84,3 +85,13 @@ def test_named_places_are_kept(tmp_path: Path) -> None:
         assert resolved.verifier == named.verifier
         assert resolved.drafter == named.drafter
     assert ring.exists()
+
+
+def test_a_ring_too_small_for_the_longest_drafted_context_is_refused() -> None:
+    long = DrafterConfig(max_context_len=100_000)
+    with pytest.raises(ConfigError, match=r"verifier.ring_slots: must be at least 1563 for .* 100000"):
+        settings(drafter=long)
+    settings(drafter=long, verifier=VerifierConfig(ring_slots=1563))
+    settings(drafter=long, verifier=VerifierConfig(context_len=16_384))
+    settings(drafter=long, speculation=SpeculationConfig(mode="off"))
+    settings(drafter=long, engine=EngineConfig(backend="sglang"))
