@@ -8,7 +8,8 @@ OpenAI's API and the same model that runs already (SGLang, with or without its o
 tightwad's proxy, from an environment that has it, in front of two plain breakeven engines: its draft model is the
 target itself, so that every draft is right. That is the best it can do; drafting then costs as much as decoding.
 
-All servers stay up and idle while another is measured. The table shows medians over repeats; ``vs plain`` is the median
+All servers stay up and idle while another is measured. Each first answers one unmeasured batch of every size, with 128
+tokens a stream. The table shows medians over repeats; ``vs plain`` is the median
 of the ratios to breakeven plain within the same repeat.
 """
 
@@ -45,6 +46,7 @@ __all__ = ["main"]
 
 PLAIN = "breakeven, plain"
 _MODEL = "smollm2-135m-instruct"
+_WARM_UP_TOKENS = 128
 _CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -146,9 +148,8 @@ async def _measure(
     count_tokens: Callable[[str], int],
 ) -> list[dict[str, Any]]:
     cells: dict[tuple[str, int, float], list[Cell]] = {}
-    warm_up = Ask(prompt=_CHAT.format(PROMPTS[0]), temperature=0.0, seed=0, max_tokens=16)
     for system in systems:
-        await measure_cell(system.speak, [warm_up], count_tokens)
+        await _warm_up(system, batches, count_tokens)
     plan = [(b, t, repeat) for repeat in range(options.repeats) for b in batches for t in temperatures]
     for index, (batch, temperature, repeat) in enumerate(tqdm(plan, disable=None)):
         # Batch 1 runs all prompts one after another; a larger one takes them in turn, each with a seed of its own.
@@ -172,6 +173,17 @@ async def _measure(
                 )
     memory = {system.name: resident_mib(system.pid) for system in systems if system.pid}
     return summarise(cells, memory, plain=PLAIN)
+
+
+async def _warm_up(system: System, batches: list[int], count_tokens: Callable[[str], int]) -> None:
+    # Every batch size, long enough for what adapts: a controller that has never seen a batch of four must try drafts.
+    for batch in batches:
+        if batch <= system.max_batch:
+            asks = [
+                Ask(prompt=_CHAT.format(PROMPTS[i % len(PROMPTS)]), temperature=0.0, seed=i, max_tokens=_WARM_UP_TOKENS)
+                for i in range(batch)
+            ]
+            await measure_cell(system.speak, asks, count_tokens)
 
 
 if __name__ == "__main__":
