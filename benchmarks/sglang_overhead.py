@@ -39,10 +39,16 @@ from benchmarks.sglang.table import print_tables
 from verifier.sglang.fast_lane import FastLane
 from verifier.sglang.http import EngineHttp
 from verifier.sglang.tap import TapSource
+from wire.sampling import SamplingParams
 
 DRAFTS: Final = (0, 1, 3, 5, 7)
 BATCHES: Final = (1, 4, 16)
 CONTEXTS: Final = (512, 4096)
+# How the plugin draws in rounds of these kinds.
+_DRAWN: Final = {
+    "drawn": SamplingParams(temperature=0.0),
+    "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7),
+}
 # A variant that is not wide is measured at these cells alone.
 NARROW: Final = ((1, 512), (4, 512), (1, 4096))
 
@@ -177,9 +183,11 @@ async def _cell(
     context: int,
     vocab_size: int,
 ) -> dict[str, Any]:
-    speculates = engine.variant.speculates
     kinds: list[tuple[str, int]] = []
-    if not speculates:
+    if engine.variant.has_draws:
+        kinds = [("lane_drawn", k) for k in plan.drafts] + [("drawn", k) for k in plan.drafts[:3:2]]
+        kinds += [("lane_sampled", k) for k in plan.drafts[:3:2]]
+    elif not engine.variant.speculates:
         kinds = [("verify", k) for k in plan.drafts] + [("no_logprobs", k) for k in plan.drafts[:3:2]]
         if tap is not None:
             kinds += [("no_tap", k) for k in plan.drafts[:3:2]]
@@ -204,8 +212,9 @@ async def _cell(
                     sequences,
                     kind[1],
                     has_logprobs=kind[0] != "no_logprobs",
-                    tap=tap if kind[0] in ("verify", "lane") else None,
+                    tap=tap if kind[0] not in ("no_tap", "no_logprobs") else None,
                     lane=lane if kind[0].startswith("lane") else None,
+                    drawn=_DRAWN.get(kind[0].removeprefix("lane_")),
                 )
                 if is_warm:
                     rounds[kind].append(done)
@@ -252,7 +261,7 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 def _plan(options: argparse.Namespace) -> Plan:
     if options.smoke:
-        return Plan(cells=((1, 64), (2, 64)), drafts=(0, 1, 3), repeats=1, rounds=2, plain_tokens=8, limit_s=300.0)
+        return Plan(cells=((1, 64), (2, 64)), drafts=(0, 1, 3), repeats=1, rounds=4, plain_tokens=8, limit_s=300.0)
     cells = tuple((batch, context) for context in options.contexts for batch in options.batches)
     return Plan(
         cells=cells,

@@ -61,14 +61,16 @@ class Variant:
     """One way to run the engine.
 
     Fields:
-        args, env: beside the common ones. has_tap: our plugin writes features. speculates: the engine drafts itself,
-        so only its own decoding is measured. max_total_tokens: of the KV cache. is_wide: measured at every cell.
+        args, env: beside the common ones. has_tap: our plugin writes features. has_draws: it draws target ids too.
+        speculates: the engine drafts itself, so only its own decoding is measured. max_total_tokens: of the KV cache.
+        is_wide: measured at every cell.
     """
 
     name: str
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     has_tap: bool = False
+    has_draws: bool = False
     speculates: bool = False
     max_total_tokens: int = 20_000
     is_wide: bool = False
@@ -183,6 +185,22 @@ def plan_variants(
             max_total_tokens=24_000,
             is_wide=True,
         ),
+        *(
+            Variant(
+                name=name,
+                args=(*ids_only, *tap_args, *more),
+                env={**tap_env, **env},
+                has_tap=True,
+                has_draws=True,
+                max_total_tokens=40_000,
+                is_wide=True,
+            )
+            for name, more, env in (
+                ("drawn", (), {"BREAKEVEN_EXPAND": "0"}),
+                ("expanded", (), {}),
+                ("expanded_no_overlap", ("--disable-overlap-schedule",), {}),
+            )
+        ),
         Variant(name="rust_server", args=ids_only, env={"SGLANG_RUST_SERVER": "1"}),
     ]
     if device == "cuda":
@@ -238,6 +256,8 @@ def start_engine(
             "BREAKEVEN_TAP_SLOTS": "64",
             "BREAKEVEN_LANE": lane_endpoint(directory),
         }
+    if variant.has_draws:
+        environ |= {"BREAKEVEN_TARGET_IDS": "1"}
     command = [python, "-m", "sglang.launch_server", "--model-path", str(target), "--load-format", "dummy"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--page-size", "1", "--sampling-backend", "pytorch"]
     command += ["--max-total-tokens", str(variant.max_total_tokens), *common, *variant.args]

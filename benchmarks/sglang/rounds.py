@@ -19,11 +19,13 @@ from verifier.sglang.answers import Answer
 from verifier.sglang.counters import Counters
 from verifier.sglang.fast_lane import FastLane
 from verifier.sglang.http import EngineHttp
-from verifier.sglang.indexing import Ask, batch_payload, position_lists
+from verifier.sglang.indexing import Ask, batch_payload, drawn_ids, position_lists
 from verifier.sglang.plugin.announcement import new_rid
+from verifier.sglang.plugin.orders import DrawOrder
 from verifier.sglang.posting import BatchPoster
 from verifier.sglang.tap import TapSource
 from wire.errors import PeerRefused
+from wire.sampling import SamplingParams
 from wire.tensor_ring import TensorRingReader
 
 __all__ = ["Plain", "Round", "Sequences", "check_features", "measure_empty", "measure_plain", "verify_round"]
@@ -37,6 +39,7 @@ class Sequences:
     vocab_size: int
     draw: random.Random
     keys: list[str] = field(default_factory=list)
+    prompt_len: int = 0
 
     @classmethod
     def fresh(cls, count: int, length: int, *, vocab_size: int, seed: int) -> Sequences:
@@ -44,7 +47,7 @@ class Sequences:
         draw = random.Random(seed)  # noqa: S311 - ids to compute on
         top = vocab_size - 10
         ids = [[draw.randrange(10, top) for _ in range(length)] for _ in range(count)]
-        return cls(ids, vocab_size, draw, [uuid.uuid4().hex for _ in range(count)])
+        return cls(ids, vocab_size, draw, [uuid.uuid4().hex for _ in range(count)], length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,11 @@ async def verify_round(
     has_logprobs: bool = True,
     tap: TapSource | None = None,
     lane: FastLane | None = None,
+    drawn: SamplingParams | None = None,
 ) -> Round:
     """Verify ``num_drafts`` random drafts of each sequence; its first target id is committed.
+
+    ``drawn``: the plugin draws the ids so, and no lists are asked for.
 
     Timed is what the gateway's client does: building the request, the POST, reading the lists, waiting for the tap.
     """
@@ -95,9 +101,12 @@ async def verify_round(
             input_ids=[*ids, *drafted],
             base_len=len(ids),
             start_len=len(ids) - 1,
-            num_top=1,
+            num_top=1 if drawn is None else 0,
             wants_hidden=False,
             cache_key=key,
+            order=None
+            if drawn is None
+            else DrawOrder(sampling=drawn, base_len=len(ids), prompt_len=sequences.prompt_len),
         )
         for ids, drafted, key in zip(sequences.ids, drafts, sequences.keys, strict=True)
     ]
@@ -113,8 +122,7 @@ async def verify_round(
     for ask, answer in zip(asks, answers, strict=True):
         if isinstance(answer, PeerRefused):
             raise answer
-        lists = position_lists(ask, answer) if has_logprobs else [[(answer.output_ids[0], 0.0)]]
-        chosen.append(lists[0][0][0])
+        chosen.append(_chosen(ask, answer, has_logprobs=has_logprobs))
         if tap is not None:
             spans = await tap.spans(ask.rid, answer, first=ask.base_len - 1, last=len(ask.input_ids) - 1)
             tap.forget(ask.rid)
@@ -128,6 +136,15 @@ async def verify_round(
         engine_s = max(engine_s, answer.meta_info.e2e_latency)
         sequences.ids[index].append(min(chosen[index], sequences.vocab_size - 1))
     return Round(begin_s=begin_s, end_s=end_s, engine_s=engine_s, cached_differ=differ, features_missing=missing)
+
+
+def _chosen(ask: Ask, answer: Answer, *, has_logprobs: bool) -> int:
+    """The id at the first draft's position."""
+    if ask.order is not None:
+        found = drawn_ids(ask, answer)
+        assert found is not None
+        return found.ids[0]
+    return position_lists(ask, answer)[0][0][0] if has_logprobs else answer.output_ids[0]
 
 
 async def measure_plain(http: EngineHttp, sequences: Sequences, num_tokens: int) -> Plain:

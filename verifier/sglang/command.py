@@ -77,6 +77,7 @@ def _plugin_config(config: SGLangConfig) -> PluginConfig:
         ring_path=Path(config.tap_ring_path) if taps else None,
         socket_path=Path(config.tap_socket_path) if taps else None,
         draws_target_ids=config.target_ids == "auto",
+        expands_batches=config.batch_expansion == "auto",
         captures_aux=config.features != "off" and config.aux_capture == "plugin",
         all_reduce=config.all_reduce,
         lane_endpoint=config.lane_endpoint,

@@ -33,6 +33,10 @@ class SGLangConfig:
     target_ids: Literal["auto", "off"] = setting(
         "auto", "Have the plugin draw the target's ids in the engine where it can; off = choose from logprob lists."
     )
+    batch_expansion: Literal["auto", "off"] = setting(
+        "auto",
+        "Have the plugin run verify passes as decode steps, one row a token, where it draws; off = extend passes.",
+    )
     top_logprobs_num: int = setting(64, "Most likely ids asked for at each position when sampling; exact at any value.")
     plain_sampling: Literal["engine", "shared_noise"] = setting(
         "engine",

@@ -14,6 +14,7 @@ _SOCKET: Final = "BREAKEVEN_TAP_SOCKET"
 _SLOTS: Final = "BREAKEVEN_TAP_SLOTS"
 _SLOT_ROWS: Final = "BREAKEVEN_TAP_SLOT_ROWS"
 _TARGET_IDS: Final = "BREAKEVEN_TARGET_IDS"
+_EXPAND: Final = "BREAKEVEN_EXPAND"
 _CAPTURE_AUX: Final = "BREAKEVEN_CAPTURE_AUX"
 _KEEP_GRAPH_INPUTS: Final = "BREAKEVEN_KEEP_GRAPH_INPUTS"
 _ALL_REDUCE: Final = "BREAKEVEN_ALL_REDUCE"
@@ -27,6 +28,7 @@ class PluginConfig:
     Fields:
         ring_path, socket_path: None = no tap. ring_slots, ring_slot_rows: size of the ring, in positions.
         draws_target_ids: draw where the gateway orders it.
+        expands_batches: run such verify passes as decode rows.
         captures_aux: make an engine without a flag for it capture aux hidden states.
         keeps_graph_inputs: True, False, or None = where the engine's version needs it.
         all_reduce: "module:attribute" of a provider's factory, "" = SGLang's own.
@@ -38,6 +40,7 @@ class PluginConfig:
     ring_slots: int = 512
     ring_slot_rows: int = 64
     draws_target_ids: bool = False
+    expands_batches: bool = True
     captures_aux: bool = False
     keeps_graph_inputs: bool | None = None
     all_reduce: str = ""
@@ -60,6 +63,7 @@ def read_plugin_config() -> PluginConfig:
         ring_slots=int(os.environ.get(_SLOTS, default.ring_slots)),
         ring_slot_rows=int(os.environ.get(_SLOT_ROWS, default.ring_slot_rows)),
         draws_target_ids=os.environ.get(_TARGET_IDS) == "1",
+        expands_batches=os.environ.get(_EXPAND) != "0",
         captures_aux=os.environ.get(_CAPTURE_AUX) == "1",
         keeps_graph_inputs={"1": True, "0": False}.get(kept),
         all_reduce=os.environ.get(_ALL_REDUCE, ""),
@@ -74,6 +78,8 @@ def plugin_environ(config: PluginConfig) -> list[tuple[str, str]]:
         environ += [(_RING, str(config.ring_path)), (_SOCKET, str(config.socket_path))]
     if config.draws_target_ids:
         environ.append((_TARGET_IDS, "1"))
+    if not config.expands_batches:
+        environ.append((_EXPAND, "0"))
     if config.captures_aux:
         environ.append((_CAPTURE_AUX, "1"))
     if config.keeps_graph_inputs is not None:

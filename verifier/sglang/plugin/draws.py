@@ -179,6 +179,26 @@ class TargetDraws:
             self._guarded(self._put, ids, logits_output, drawn)
         return ids
 
+    # ------------------------------------------------------------ for passes that ran as decode rows
+
+    def covers(self, rids: list[str]) -> bool:
+        """These are the requests of the pass that runs, each has an order, and orders are followed."""
+        return not self._is_broken and [turn.rid for turn in self._turns] == rids
+
+    def draw_expanded(self, logits: Any, lens: list[int]) -> None:
+        """Draw at draft positions where the logits of all inputs are there at once.
+
+        Args:
+            logits: [sum(lens), V] of the pass's requests, one after the other; borrowed.
+            lens: number of inputs of each.
+        """
+        sequences = [index for index, length in enumerate(lens) for _ in range(length)]
+        wanted = self._guarded(self._draft_rows, sequences)
+        if wanted:
+            rows = [row for _, _, own in wanted for row in own]
+            is_run = rows[-1] - rows[0] + 1 == len(rows)
+            self._guarded(self._draw_drafts, wanted, [logits[rows[0] : rows[-1] + 1] if is_run else logits[rows]])
+
     # ------------------------------------------------------------ parts
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:

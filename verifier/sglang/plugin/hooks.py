@@ -19,6 +19,7 @@ from verifier.sglang.plugin.all_reduce import AllReduceReplacement
 from verifier.sglang.plugin.capture import capture_aux
 from verifier.sglang.plugin.config import PluginConfig, read_plugin_config
 from verifier.sglang.plugin.draws import TargetDraws
+from verifier.sglang.plugin.expansion import BatchExpansion
 from verifier.sglang.plugin.finishing import leave_out_finishing
 from verifier.sglang.plugin.lane import SchedulerLane
 from verifier.sglang.plugin.orders import PluginReport
@@ -69,6 +70,12 @@ TARGETS: Final[dict[str, Target]] = {
         path=_SRT + "model_executor.model_runner.ModelRunner.sample",
         kind="AROUND",
         parameters=("self", "logits_output", "forward_batch"),
+        tested_on=_CPU,
+    ),
+    "model_forward": Target(
+        path=_SRT + "model_executor.model_runner.ModelRunner.forward",
+        kind="AROUND",
+        parameters=("self", "forward_batch"),
         tested_on=_CPU,
     ),
     "aux_config": Target(
@@ -134,9 +141,14 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         *("rid", "origin_input_ids", "output_ids", "sampling_params", "cached_tokens", "customized_info"),
         *("finished_reason", "finished_output", "finished_len", "return_logprob", "logprob"),
     ),
-    _SRT + "model_executor.forward_batch_info.ForwardBatch": ("rids", "forward_mode", "input_ids"),
+    _SRT + "model_executor.forward_batch_info.ForwardBatch": (
+        *("rids", "forward_mode", "input_ids", "batch_size", "positions", "out_cache_loc", "req_pool_indices"),
+        *("seq_lens", "seq_lens_cpu", "seq_lens_sum", "orig_seq_lens", "extend_seq_lens", "extend_seq_lens_cpu"),
+        *("extend_prefix_lens_cpu", "extend_logprob_start_lens_cpu", "extend_input_logprob_token_ids_gpu"),
+        *("return_logprob", "top_logprobs_nums", "token_ids_logprobs", "lora_ids", "mm_inputs", "spec_info"),
+    ),
     _SRT + "layers.logits_processor.LogitsProcessorOutput": (
-        *("next_token_logits", "next_token_logprobs", "hidden_states", "customized_info"),
+        *("next_token_logits", "next_token_logprobs", "hidden_states", "input_token_logprobs", "customized_info"),
     ),
     _SRT + "sampling.sampling_params.SamplingParams": ("custom_params",),
     _SRT + "model_executor.model_runner_components.spec_aux_hidden_state.SpecAuxHiddenStateConfig": (
@@ -148,6 +160,22 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+class Shared:
+    """What several capabilities use.
+
+    Args:
+        report: what the plugin says of itself when asked.
+    """
+
+    def __init__(self, report: Callable[[], PluginReport]) -> None:
+        self._report = report
+
+    @functools.cached_property
+    def draws(self) -> TargetDraws:
+        """The one that knows which orders a pass has."""
+        return TargetDraws(self._report)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
     """What the plugin can do.
@@ -155,21 +183,22 @@ class Capability:
     Fields:
         name: as it is announced. targets: keys of TARGETS, all needed.
         is_wanted: it was asked for, or this version needs it.
-        make: the hook for each target.
+        make: the hook for each target. needs: another capability that must be on; it stands before this one.
     """
 
     name: str
     targets: tuple[str, ...]
     is_wanted: Callable[[PluginConfig], bool]
-    make: Callable[[PluginConfig, Callable[[], PluginReport]], dict[str, Callable[..., Any]]]
+    make: Callable[[PluginConfig, Shared], dict[str, Callable[..., Any]]]
+    needs: str = ""
 
 
-def _tap(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _tap(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     return {"forward": FeatureTap(config).around_forward}
 
 
-def _draws(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
-    draws = TargetDraws(report)
+def _draws(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
+    draws = shared.draws
     return {
         "forward": draws.around_forward,
         "input_logprobs": draws.around_input_logprobs,
@@ -177,19 +206,23 @@ def _draws(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str
     }
 
 
-def _capture(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _expansion(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
+    return {"model_forward": BatchExpansion(shared.draws).around_model_forward}
+
+
+def _capture(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     return {"aux_config": capture_aux}
 
 
-def _kept_inputs(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _kept_inputs(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     return {"graph_inputs": lambda x: x}
 
 
-def _finishing(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _finishing(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     return {"running_batch": leave_out_finishing}
 
 
-def _lane(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _lane(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     lane = SchedulerLane(config.lane_endpoint)
     return {
         "inbox": lane.after_pull,
@@ -198,7 +231,7 @@ def _lane(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str,
     }
 
 
-def _all_reduce(config: PluginConfig, report: Callable[[], PluginReport]) -> dict[str, Callable[..., Any]]:
+def _all_reduce(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     replacement = AllReduceReplacement(config.all_reduce)
     return {"group_init": replacement.after_group_init, "all_reduce": replacement.around_all_reduce}
 
@@ -219,6 +252,13 @@ CAPABILITIES: Final[tuple[Capability, ...]] = (
         targets=("forward", "input_logprobs", "sample"),
         is_wanted=lambda c: c.draws_target_ids,
         make=_draws,
+    ),
+    Capability(
+        name="batch_expansion",
+        targets=("model_forward",),
+        is_wanted=lambda c: c.draws_target_ids and c.expands_batches,
+        make=_expansion,
+        needs="target_ids",
     ),
     Capability(name="aux_capture", targets=("aux_config",), is_wanted=lambda c: c.captures_aux, make=_capture),
     Capability(name="kept_graph_inputs", targets=("graph_inputs",), is_wanted=_needs_kept_inputs, make=_kept_inputs),
@@ -249,17 +289,20 @@ def register() -> None:
     config = read_plugin_config()
     on: list[str] = []
     off: dict[str, str] = {}
+    shared = Shared(lambda: PluginReport(on=tuple(on), off=dict(off)))
     hooks: dict[str, list[Callable[..., Any]]] = {}
     for capability in CAPABILITIES:
         if not capability.is_wanted(config):
             continue
         problems = [problem for key in capability.targets if (problem := _problem(TARGETS[key])) is not None]
+        if capability.needs and capability.needs not in on:
+            problems.append(f"{capability.needs} is off")
         if problems:
             off[capability.name] = "; ".join(problems)
             log.warning("breakeven: %s is off: %s", capability.name, off[capability.name])
             continue
         on.append(capability.name)
-        made = capability.make(config, lambda: PluginReport(on=tuple(on), off=dict(off)))
+        made = capability.make(config, shared)
         for key, hook in made.items():
             hooks.setdefault(key, []).append(hook)
     for key, found in hooks.items():
