@@ -192,13 +192,13 @@ def plan_variants(
                 env={**tap_env, **env},
                 has_tap=True,
                 has_draws=True,
-                max_total_tokens=40_000,
-                is_wide=True,
+                max_total_tokens=24_000 if is_wide else 10_000,
+                is_wide=is_wide,
             )
-            for name, more, env in (
-                ("drawn", (), {"BREAKEVEN_EXPAND": "0"}),
-                ("expanded", (), {}),
-                ("expanded_no_overlap", ("--disable-overlap-schedule",), {}),
+            for name, more, env, is_wide in (
+                ("drawn", (), {"BREAKEVEN_EXPAND": "0"}, False),
+                ("expanded", (), {}, True),
+                ("expanded_no_overlap", ("--disable-overlap-schedule",), {}, True),
             )
         ),
         Variant(name="rust_server", args=ids_only, env={"SGLANG_RUST_SERVER": "1"}),

@@ -63,10 +63,15 @@ class _Log:
 
 
 class _PassTimer:
-    """Times passes on the host, and on the GPU by events that are read once they have happened."""
+    """Times passes on the host, and on the GPU by events that are read once they have happened.
 
-    def __init__(self, probe: _Log) -> None:
+    Args:
+        sync_mode: "warn" = the engine's log names each line of a pass that waits for the GPU; "default" = it doesn't.
+    """
+
+    def __init__(self, probe: _Log, sync_mode: str) -> None:
         self._probe = probe
+        self._sync_mode = sync_mode
         self._running: deque[tuple[Any, Any]] = deque(maxlen=64)
 
     def around(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +85,11 @@ class _PassTimer:
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
-        result = original(*args, **kwargs)
+        torch.cuda.set_sync_debug_mode(self._sync_mode)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         end.record()
         self._probe.write("pass_launched")
         self._running.append((begin, end))
@@ -100,7 +109,7 @@ def register() -> None:
         return
     registry = pkgutil.resolve_name("sglang.srt.plugins.hook_registry")
     probe = _Log(Path(directory))
-    timer = _PassTimer(probe)
+    timer = _PassTimer(probe, os.environ.get("BREAKEVEN_PROBE_SYNC", "default"))
     for event, target, kind in STATIONS:
         try:
             pkgutil.resolve_name(target)

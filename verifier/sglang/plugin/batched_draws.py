@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from verifier.sglang.plugin.device_rows import pick_rows, put_rows, to_device
 from verifier.sglang.plugin.row_draws import RowGroup, RowState
 from wire.noise import GAMMA, MIX1, MIX2, noise_keys
 from wire.sampling import SamplingParams
@@ -88,6 +89,8 @@ class BatchedDraws:
 
     def draw(self, rows: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
         """See RowDraws."""
+        if all(group.state.params.is_greedy and not _changes_logits(group) for group in groups):
+            return rows.argmax(dim=1)  # the first of equal ones, as torch promises
         values = rows.double()
         params: list[SamplingParams] = []
         positions: list[int] = []
@@ -98,10 +101,20 @@ class BatchedDraws:
                 positions.append(group.position + i)
         sampled = [i for i, p in enumerate(params) if not p.is_greedy]
         if sampled:
-            index = torch.tensor(sampled, device=rows.device)
-            scored = _scored(values[index], [params[i] for i in sampled], [positions[i] for i in sampled])
-            values = values.index_copy(0, index, scored)
-        return _lowest_argmax(values)
+            picked = pick_rows(values, sampled)
+            scored = _scored(picked, [params[i] for i in sampled], [positions[i] for i in sampled])
+            put_rows(values, sampled, scored)
+        return values.argmax(dim=1)
+
+
+def _changes_logits(group: RowGroup) -> bool:
+    """Steps 1 to 4 may do anything."""
+    state = group.state
+    return bool(state.params.logit_bias) or state.has_penalties or _hides_eos(group, group.position)
+
+
+def _hides_eos(group: RowGroup, position: int) -> bool:
+    return position - group.state.prompt_len < group.state.params.min_new_tokens
 
 
 def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
@@ -110,8 +123,9 @@ def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
     params = state.params
     for token_id, bias in params.logit_bias:
         row[token_id] += bias
-    if position - state.prompt_len < params.min_new_tokens:
-        row[list(params.eos_ids)] = -math.inf
+    if _hides_eos(group, position):
+        for token_id in params.eos_ids:
+            row[token_id] = -math.inf
     if not state.has_penalties:
         return
     if state.counts is None:
@@ -120,7 +134,7 @@ def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
         state.counts.advance(group)
     prompt, output = state.counts.prompt, state.counts.output
     if index > 0:
-        drafts = torch.tensor(group.drafts[:index], device=row.device)
+        drafts = to_device(np.array(group.drafts[:index], dtype=np.int64), row.device)
         counted = torch.zeros_like(output).index_add_(0, drafts, torch.ones_like(drafts, dtype=output.dtype))
         output = output + counted
     if params.repetition_penalty != 1.0:
@@ -134,39 +148,42 @@ def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
 def _scored(values: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> torch.Tensor:
     """Steps 6 to 10 without the argmax: [S, V], -inf where filtered away."""
     device, size = values.device, values.shape[1]
+    seeds = np.array([p.seed for p in params], dtype=np.uint64)
+    numbers = np.array(
+        [
+            [p.temperature for p in params],
+            [p.top_k if 0 < p.top_k < size else size for p in params],
+            [p.top_p if p.top_p < 1.0 else math.inf for p in params],
+            [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params],
+        ]
+    )
+    # One copy to the device for all, so everything travels as 64 bits.
+    keys = noise_keys(seeds, np.array(positions, dtype=np.uint64))
+    sent = to_device(np.concatenate([keys.view(np.int64)[None], numbers.view(np.int64)]), device)
+    columns = sent[1:].view(torch.float64)[:, :, None]
     values = values - values.max(dim=1, keepdim=True).values
-    values /= torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)[:, None]
+    values /= columns[0]
     filtered = [i for i, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1.0 or p.min_p > 0.0]
     if filtered:
-        index = torch.tensor(filtered, device=device)
-        values = values.index_copy(0, index, _filtered(values[index], [params[i] for i in filtered]))
-    seeds = np.array([p.seed for p in params], dtype=np.uint64)
-    keys = noise_keys(seeds, np.array(positions, dtype=np.uint64)).view(np.int64)
-    return values + gumbel_rows(torch.from_numpy(keys).to(device), size)
+        # Rows without a filter pass through unchanged, so all rows may go where indices would have to be sent.
+        values = _filtered(values, columns[1], columns[2], columns[3])
+    return values + gumbel_rows(sent[0], size)
 
 
-def _filtered(values: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Steps 7 to 9; [F, V] with the largest 0 in each row."""
-    device, size = values.device, values.shape[1]
+def _filtered(values: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_logit: torch.Tensor) -> torch.Tensor:
+    """Steps 7 to 9.
 
-    def column(numbers: list[float]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=device)[:, None]
+    Args:
+        values: [S, V] logits over temperature, the largest of each row 0.
+        top_k, top_p, min_logit: [S, 1] float64; V, inf and -inf where a filter is off.
 
+    Returns:
+        [S, V], -inf where filtered away.
+    """
     ranked, order = values.sort(dim=1, descending=True, stable=True)  # of equal ones the lowest ids first
-    top_k = column([p.top_k if 0 < p.top_k < size else size for p in params])
-    kept = torch.arange(size, device=device)[None, :] < top_k
+    kept = torch.arange(values.shape[1], device=values.device)[None, :] < top_k
     weights = ranked.exp() * kept
     before = weights.cumsum(dim=1) - weights
-    needed = column([p.top_p if p.top_p < 1.0 else math.inf for p in params]) * weights.sum(dim=1, keepdim=True)
-    kept = kept & (before < needed)
-    kept = kept & (ranked >= column([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]))
-    ranked = torch.where(kept, ranked, torch.full_like(ranked, -math.inf))
+    kept = kept & (before < top_p * weights.sum(dim=1, keepdim=True)) & (ranked >= min_logit)
+    ranked = ranked.masked_fill(~kept, -math.inf)
     return torch.empty_like(values).scatter_(1, order, ranked)
-
-
-def _lowest_argmax(values: torch.Tensor) -> torch.Tensor:
-    """[R] the lowest of the largest ids; argmax names any of them on a GPU."""
-    ids = torch.arange(values.shape[1], device=values.device)
-    beyond = torch.full_like(ids, values.shape[1] - 1)
-    largest = values == values.max(dim=1, keepdim=True).values
-    return torch.where(largest, ids, beyond).min(dim=1).values

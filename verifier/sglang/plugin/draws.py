@@ -161,7 +161,7 @@ class TargetDraws:
             logits = get_logits_fn(*a, **k)
             inside = [row - at for row in rows if at <= row < at + logits.shape[0]]
             if inside:
-                kept.append(logits[inside])
+                kept.append(_picked(logits, inside).clone())  # its buffer may be the next chunk's
             at += logits.shape[0]
             return logits
 
@@ -195,9 +195,7 @@ class TargetDraws:
         sequences = [index for index, length in enumerate(lens) for _ in range(length)]
         wanted = self._guarded(self._draft_rows, sequences)
         if wanted:
-            rows = [row for _, _, own in wanted for row in own]
-            is_run = rows[-1] - rows[0] + 1 == len(rows)
-            self._guarded(self._draw_drafts, wanted, [logits[rows[0] : rows[-1] + 1] if is_run else logits[rows]])
+            self._guarded(self._draw_drafts, wanted, [_picked(logits, [row for _, _, own in wanted for row in own])])
 
     # ------------------------------------------------------------ parts
 
@@ -304,14 +302,16 @@ class TargetDraws:
                 )
             )
         index = [places[turn.rid] for turn in turns]
-        rows = logits[index]  # a copy: the sampler turns its own into probabilities
+        rows = _picked(logits, index).clone()  # the sampler turns its own into probabilities
         return _Outputs(turns, index, rows, self._draws_for(rows).draw(rows, groups))
 
     def _put(self, ids: Any, logits_output: Any, drawn: _Outputs) -> None:
-        ids[drawn.index] = drawn.ids.to(ids.dtype)
+        from verifier.sglang.plugin.device_rows import put_rows  # lazy: it loads torch
+
+        put_rows(ids, drawn.index, drawn.ids)
         logprobs = getattr(logits_output, "next_token_logprobs", None)
         if logprobs is not None:
-            logprobs[drawn.index] = _logprobs(drawn.rows, drawn.ids).to(logprobs.dtype)
+            put_rows(logprobs, drawn.index, _logprobs(drawn.rows, drawn.ids))
         for turn in drawn.turns:
             turn.last_drawn = True
 
@@ -335,6 +335,12 @@ class TargetDraws:
         if turns:
             others[ORDER_NAME] = entries
         output.customized_info = others or None
+
+
+def _picked(rows: Any, index: list[int]) -> Any:
+    from verifier.sglang.plugin.device_rows import pick_rows  # lazy: it loads torch
+
+    return pick_rows(rows, index)
 
 
 def _logprobs(rows: Any, ids: Any) -> Any:

@@ -140,6 +140,8 @@ def _input_logprobs(logits: Any, batch: Any) -> Any:
         at += length
     if not rows:
         return None
-    wanted = logits if len(rows) == len(logits) else logits[rows]
+    from verifier.sglang.plugin.device_rows import pick_rows  # lazy: it loads torch
+
+    wanted = pick_rows(logits, rows)
     ids = batch.extend_input_logprob_token_ids_gpu.long()
     return wanted.float().log_softmax(dim=-1).gather(1, ids[:, None]).squeeze(1)
