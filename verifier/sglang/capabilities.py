@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,9 +81,7 @@ def read_capabilities(
     draws = report is not None and "target_ids" in report.on
     if not draws and config.target_ids == "auto":
         missing.append("no plugin draws in the engine: ids are chosen from lists, penalties and biases run plain")
-    has_lane = bool(config.lane_endpoint) and report is not None and "fast_lane" in report.on
-    if config.lane_endpoint and not has_lane:
-        missing.append("the plugin announces no fast lane: rounds go by HTTP")
+    has_lane = _has_lane(config.lane_endpoint, report, missing)
     for name, reason in (report.off if report is not None else {}).items():
         missing.append(f"the plugin's {name} is off: {reason}")
     page_size = int(server_info.get("page_size") or 1)
@@ -135,6 +134,20 @@ def _model_config(model_dir: Path) -> dict[str, Any]:
         if not isinstance(merged.get(key), int):
             raise PeerLost(f"config.json of the target has no {key}")
     return merged
+
+
+def _has_lane(endpoint: str, report: PluginReport | None, missing: list[str]) -> bool:
+    if not endpoint:
+        return False
+    if report is None or "fast_lane" not in report.on:
+        missing.append("the plugin announces no fast lane: rounds go by HTTP")
+        return False
+    # ZeroMQ would connect to nothing for ever, and each round would wait for its time limit.
+    path = endpoint.removeprefix("ipc://")
+    if path != endpoint and not os.access(path, os.W_OK):
+        missing.append(f"the fast lane's socket {path} can't be reached from here: rounds go by HTTP")
+        return False
+    return True
 
 
 def _features(

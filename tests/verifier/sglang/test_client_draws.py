@@ -171,17 +171,20 @@ async def relay(socket: zmq.asyncio.Socket, url: str) -> None:
             await socket.send_multipart([caller, msgspec.msgpack.encode(LaneAnswers(found))])
 
 
-@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize(
+    ("is_announced", "is_reachable"), [(True, True), (False, True), (True, False)], ids=["", "unannounced", "elsewhere"]
+)
 async def test_rounds_go_over_the_lane_where_the_plugin_announces_one(
-    make_rig: Any, tmp_path: Path, is_announced: bool
+    make_rig: Any, tmp_path: Path, is_announced: bool, is_reachable: bool
 ) -> None:
+    """Elsewhere: the engine runs in a container that shares no folder with the gateway."""
     endpoint = f"ipc://{tmp_path}/lane.sock"
-    on = ("tap", "target_ids", "fast_lane") if is_announced else ("tap", "target_ids")
-    rig = await make_rig(sglang={"lane_endpoint": endpoint}, draws=plugin(on=on))
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(endpoint)
+    socket.bind(endpoint if is_reachable else f"{endpoint}.other")
+    on = ("tap", "target_ids", "fast_lane") if is_announced else ("tap", "target_ids")
+    rig = await make_rig(sglang={"lane_endpoint": endpoint}, draws=plugin(on=on))
     relaying = asyncio.create_task(relay(socket, rig.engine.url))
     try:
         text = expected(SAMPLED, 12)
@@ -192,7 +195,7 @@ async def test_rounds_go_over_the_lane_where_the_plugin_announces_one(
             await rig.one("a", text[at : at + 2])
         assert rig.ids["a"][: len(text)] == text
         counters = rig.client.counters
-        assert (counters["lane_posts"] > 2) == is_announced
+        assert (counters["lane_posts"] > 2) == (is_announced and is_reachable)
         assert (counters["lane_refusals"], counters["weight_changes"]) == (0, 0)
     finally:
         relaying.cancel()
