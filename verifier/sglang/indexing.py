@@ -18,6 +18,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from verifier.sglang.answers import Answer, Listed
 from verifier.sglang.plugin.announcement import first_wanted, new_rid
 from verifier.sglang.plugin.orders import Drawn, DrawOrder, PluginReport, custom_params
@@ -132,7 +134,7 @@ def drawn_ids(ask: Ask, answer: Answer) -> Drawn | None:
     drawn = entry if isinstance(entry, Drawn) else Drawn()
     if len(drawn.ids) != ask.num_drafts or (drawn.ids and drawn.first != ask.base_len):
         return None
-    return Drawn(first=ask.base_len, ids=(*drawn.ids, answer.output_ids[0]), logprobs=drawn.logprobs)
+    return msgspec.structs.replace(drawn, first=ask.base_len, ids=(*drawn.ids, answer.output_ids[0]))
 
 
 def output_logprob(answer: Answer) -> float:

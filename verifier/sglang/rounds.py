@@ -184,6 +184,7 @@ class RoundRunner:
             posted.is_cut = True
             return
         self._counters["drawn_ids"] += len(drawn.ids)
+        self._counters["expanded_rounds"] += drawn.is_expanded
         own: tuple[float, ...] = ()
         if item.num_logprobs is not None:
             own = (*drawn.logprobs, output_logprob(answer))

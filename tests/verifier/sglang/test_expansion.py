@@ -55,14 +55,13 @@ class Engine:
         cache: ids by request slot and position; kept: extend passes that ran as such.
     """
 
-    pool: Any = field(default_factory=ReqToTokenPool)
     max_bs: int = 16
     cache: dict[int, dict[int, int]] = field(default_factory=dict)
     modes: list[Mode] = field(default_factory=list)
     rows: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.req_to_token_pool = self.pool
+        self.req_to_token_pool: Any = ReqToTokenPool()
         self.decode_cuda_graph_runner = SimpleNamespace(max_bs=self.max_bs)
 
     def forward(self, runner: Any, batch: Any) -> Any:
@@ -178,6 +177,7 @@ def test_rows_see_what_they_would_see_and_draw_the_same() -> None:
         expected = sampler.choose(logits, ids[:base_len], tuple(drafts))
         assert list(entry.copy()["ids"]) == expected[:-1]
         assert entry.copy()["first"] == base_len
+        assert entry.copy()["is_expanded"]
         last.append(logits[-1])
     assert torch.equal(output.next_token_logits, torch.from_numpy(np.stack(last)))
 
@@ -205,7 +205,6 @@ def test_the_logprobs_of_input_ids_are_those_of_the_extend_pass() -> None:
         {"forward_mode": Mode.MIXED},
         {"top_logprobs_nums": [0, 5, 0]},
         {"token_ids_logprobs": [None, [3], None]},
-        {"lora_ids": [None, "a", None]},
         {"mm_inputs": [None, None, object()]},
         {"spec_info": object()},
         {"input_embeds": torch.zeros(3)},
@@ -232,13 +231,29 @@ def test_more_rows_than_the_decode_graph_has_stay_an_extend() -> None:
         assert engine.modes == [expected]
 
 
-def test_a_stranger_in_the_pass_and_recurrent_models_stay_an_extend() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"req_to_token_pool": HybridReqToTokenPool()},
+        {"lora_manager": object()},
+        {"hisparse_coordinator": object()},
+        {"dcp_size": 2},
+        {"server_args": SimpleNamespace(enable_two_batch_overlap=True)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_engines_whose_rows_depend_on_more_than_the_cache_stay_with_extends(fields: dict[str, Any]) -> None:
+    draws, engine = TargetDraws(PluginReport), Engine()
+    vars(engine).update(fields)
+    run(draws, BatchExpansion(draws), engine, *verify_pass(answers(3), engine))
+    assert engine.modes == [Mode.EXTEND]
+
+
+def test_a_stranger_in_the_pass_keeps_it_an_extend() -> None:
     draws, engine = TargetDraws(PluginReport), Engine()
     parts = [*answers(3), (ToyRequest("stranger", [1, 2, 3]), 2)]
     run(draws, BatchExpansion(draws), engine, *verify_pass(parts, engine))
-    recurrent = Engine(pool=HybridReqToTokenPool())
-    run(draws, BatchExpansion(draws), recurrent, *verify_pass(answers(3), recurrent))
-    assert engine.modes == recurrent.modes == [Mode.EXTEND]
+    assert engine.modes == [Mode.EXTEND]
 
 
 def test_passes_outside_of_the_worker_are_left_alone() -> None:

@@ -44,6 +44,7 @@ class _Turn:
     Fields:
         end: position after its last input of this pass. last_drawn: its output token was drawn by us.
         drafts: what was drawn at draft positions: (position of the first, ids, logprobs) on the device.
+        is_expanded: the pass ran as decode rows.
     """
 
     row: int
@@ -53,6 +54,7 @@ class _Turn:
     end: int
     last_drawn: bool = False
     drafts: tuple[int, Any, Any] | None = None
+    is_expanded: bool = False
 
     @property
     def draws_output(self) -> bool:
@@ -103,7 +105,14 @@ class _Answer:
             self._event.synchronize()
         logprobs = () if self._logprobs is None else tuple(self._logprobs.tolist())
         ids = tuple(self._ids.tolist())
-        return _plain(Drawn(first=self._first, ids=ids, logprobs=logprobs, report=self._report))
+        drawn = Drawn(
+            first=self._first,
+            ids=ids,
+            logprobs=logprobs,
+            is_expanded=self._turn.is_expanded,
+            report=self._report,
+        )
+        return _plain(drawn)
 
 
 class TargetDraws:
@@ -192,6 +201,8 @@ class TargetDraws:
             logits: [sum(lens), V] of the pass's requests, one after the other; borrowed.
             lens: number of inputs of each.
         """
+        for turn in self._turns:
+            turn.is_expanded = True
         sequences = [index for index, length in enumerate(lens) for _ in range(length)]
         wanted = self._guarded(self._draft_rows, sequences)
         if wanted:

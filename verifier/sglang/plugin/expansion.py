@@ -121,11 +121,18 @@ def _is_plain(runner: Any, batch: Any) -> bool:
     """Text of one model without adapters or recurrent state, and nobody wants lists of logprobs."""
     if any(getattr(batch, name, None) is not None for name in _FOREIGN):
         return False
-    if any(batch.lora_ids or ()) or any(found is not None for found in batch.mm_inputs or ()):
+    if any(found is not None for found in batch.mm_inputs or ()) or not _has_independent_rows(runner):
         return False
-    if batch.return_logprob and (
-        any(batch.top_logprobs_nums or ()) or any(ids is not None for ids in batch.token_ids_logprobs or ())
-    ):
+    has_lists = any(batch.top_logprobs_nums or ()) or any(ids is not None for ids in batch.token_ids_logprobs or ())
+    return not (batch.return_logprob and has_lists)
+
+
+def _has_independent_rows(runner: Any) -> bool:
+    """The engine keeps nothing of a request but keys and values, and runs all rows of a layer before the next one."""
+    managers = ("lora_manager", "hisparse_coordinator")
+    if any(getattr(runner, name, None) is not None for name in managers) or getattr(runner, "dcp_size", 1) > 1:
+        return False
+    if getattr(getattr(runner, "server_args", None), "enable_two_batch_overlap", False):
         return False
     # Pools of models with recurrent layers are classes of their own: rows of one request would share its state.
     return type(runner.req_to_token_pool).__name__ == "ReqToTokenPool"

@@ -52,12 +52,13 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Fields:
         first: position of ids[0]. ids: the target's ids at the draft positions, in order.
-        logprobs: one for each id, if they were ordered.
+        logprobs: one for each id, if they were ordered. is_expanded: the pass ran as decode rows.
     """
 
     first: int = 0
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    is_expanded: bool = False
     report: PluginReport | None = None
 
 
