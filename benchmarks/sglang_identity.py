@@ -1,6 +1,6 @@
 """Is the text SGLang's own? Greedy and seeded answers through the gateway, against a real SGLang that runs already.
 
-    python -m benchmarks.sglang_identity --url URL [--tap-ring PATH --tap-socket PATH]
+    python -m benchmarks.sglang_identity --url URL [--tap-ring PATH --tap-socket PATH] [--lane ENDPOINT]
         [--first 0] [--prompts 16] [--tokens 128] [--concurrency 16]
         [--modes on,auto,off] [--seeded-prompts 4] [--seeded-tokens 64] [--embedded]
 
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--tap-ring", default="")
     parser.add_argument("--tap-socket", default="")
+    parser.add_argument("--lane", default="", help="Endpoint of the plugin's fast lane.")
     parser.add_argument("--first", type=int, default=0, help="Number of the first prompt.")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
@@ -100,6 +101,7 @@ class _Comparison:
         flags = {**patient, "sglang.url": options.url, "speculation.mode": "auto"}
         if options.tap_ring:
             flags |= {"sglang.tap-ring-path": options.tap_ring, "sglang.tap-socket-path": options.tap_socket}
+        flags |= {"sglang.lane-endpoint": options.lane} if options.lane else {}
         async with AsyncExitStack() as stack:
             timeout = aiohttp.ClientTimeout(total=1800)
             self._session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
@@ -122,7 +124,7 @@ class _Comparison:
         settings = {
             key: value for key, value in vars(options).items() if not isinstance(value, Path) and "tap" not in key
         }
-        settings["features"] = "tap" if options.tap_ring else "json"
+        settings |= {"features": "tap" if options.tap_ring else "json", "lane": bool(options.lane)}
         versions = {key: engine.get(key) for key in ("version", "attention_backend", "dtype", "sampling_backend")}
         return {"settings": settings, "engine": versions, "rows": self._rows, "counters": counters}
 
