@@ -55,20 +55,24 @@ class Engine:
         cache: ids by request slot and position; kept: extend passes that ran as such.
     """
 
-    max_bs: int = 16
+    max_bs: int | None = 16
+    max_running_requests: int = 32
+    fails_on_decode: bool = False
     cache: dict[int, dict[int, int]] = field(default_factory=dict)
     modes: list[Mode] = field(default_factory=list)
     rows: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.req_to_token_pool: Any = ReqToTokenPool()
-        self.decode_cuda_graph_runner = SimpleNamespace(max_bs=self.max_bs)
+        self.decode_cuda_graph_runner = None if self.max_bs is None else SimpleNamespace(max_bs=self.max_bs)
 
     def forward(self, runner: Any, batch: Any) -> Any:
         """As ModelRunner.forward: writes all rows, then reads."""
         assert runner is self
         self.modes.append(batch.forward_mode)
         if batch.forward_mode is Mode.DECODE:
+            if self.fails_on_decode:
+                raise RuntimeError("The size of tensor a (2) must match the size of tensor b (4)")
             assert batch.batch_size == len(batch.input_ids) == len(batch.seq_lens) == len(batch.out_cache_loc)
             assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == (batch.positions + 1).tolist()
             assert batch.seq_lens_sum == sum(batch.seq_lens.tolist())
@@ -222,13 +226,19 @@ def test_what_rows_cannot_carry_stays_an_extend(changes: dict[str, Any]) -> None
     assert engine.modes == [batch.forward_mode]
 
 
-def test_more_rows_than_the_decode_graph_has_stay_an_extend() -> None:
-    for max_bs, expected in ((16, Mode.DECODE), (15, Mode.EXTEND)):
-        draws, engine = TargetDraws(PluginReport), Engine(max_bs=max_bs)
-        scheduled, batch = verify_pass(answers(4), engine)
-        assert len(batch.input_ids) == 16
-        run(draws, BatchExpansion(draws), engine, scheduled, batch)
-        assert engine.modes == [expected]
+@pytest.mark.parametrize(
+    ("max_bs", "max_running_requests", "expected"),
+    [(16, 32, Mode.DECODE), (15, 32, Mode.EXTEND), (None, 16, Mode.DECODE), (None, 15, Mode.EXTEND)],
+)
+def test_more_rows_than_the_engine_has_stay_an_extend(
+    max_bs: int | None, max_running_requests: int, expected: Mode
+) -> None:
+    """In graphs, and without one in the buffers that SGLang sizes by --max-running-requests."""
+    draws, engine = TargetDraws(PluginReport), Engine(max_bs=max_bs, max_running_requests=max_running_requests)
+    scheduled, batch = verify_pass(answers(4), engine)
+    assert len(batch.input_ids) == 16
+    run(draws, BatchExpansion(draws), engine, scheduled, batch)
+    assert engine.modes == [expected]
 
 
 @pytest.mark.parametrize(
@@ -279,9 +289,9 @@ def test_places_to_write_are_bound_to_the_rows_where_the_engine_binds_them() -> 
     assert expanded.out_cache_loc.tolist() == batch.out_cache_loc_virtual.tolist()
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("place", ["before", "during", "after"])
 def test_a_fault_costs_the_expansion_not_the_pass(place: str, caplog: pytest.LogCaptureFixture) -> None:
-    draws, engine = TargetDraws(PluginReport), Engine()
+    draws, engine = TargetDraws(PluginReport), Engine(fails_on_decode=place == "during")
     expansion = BatchExpansion(draws)
     scheduled, batch = verify_pass(answers(3), engine)
     if place == "before":
@@ -290,7 +300,9 @@ def test_a_fault_costs_the_expansion_not_the_pass(place: str, caplog: pytest.Log
             run(draws, expansion, engine, scheduled, batch)  # the toy engine reads positions too
         assert engine.modes == [Mode.EXTEND]
     else:
-        batch.extend_input_logprob_token_ids_gpu = None
+        batch.extend_input_logprob_token_ids_gpu = (
+            None if place == "after" else batch.extend_input_logprob_token_ids_gpu
+        )
         with caplog.at_level(logging.ERROR):
             output = run(draws, expansion, engine, scheduled, batch)
         assert engine.modes == [Mode.DECODE, Mode.EXTEND]

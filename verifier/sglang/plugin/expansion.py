@@ -55,8 +55,8 @@ class BatchExpansion:
                 self._give_up()
         if expanded is None:
             return original(runner, forward_batch, *args, **kwargs)
-        output = original(runner, expanded, *args, **kwargs)
         try:
+            output = original(runner, expanded, *args, **kwargs)
             self._fold(output.logits_output, forward_batch)
         except Exception:  # noqa: BLE001 - as above; running the pass again writes the same keys and values
             self._give_up()
@@ -113,8 +113,9 @@ class BatchExpansion:
 
 
 def _max_rows(runner: Any) -> int:
+    """The engine's decode buffers have a row for each request that may run; its graphs may have fewer."""
     graphs = getattr(runner, "decode_cuda_graph_runner", None)
-    return int(getattr(graphs, "max_bs", _MAX_EAGER_ROWS))
+    return min(int(runner.max_running_requests), int(getattr(graphs, "max_bs", _MAX_EAGER_ROWS)))
 
 
 def _is_plain(runner: Any, batch: Any) -> bool:
