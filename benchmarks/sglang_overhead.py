@@ -63,6 +63,7 @@ class Plan:
     rounds: int
     plain_tokens: int
     limit_s: float
+    growth_rounds: int = 200
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -164,6 +165,8 @@ async def _measure(entry: dict[str, Any], engine: Engine, plan: Plan, options: a
                 cells = [cell for cell in cells if cell in NARROW]
             for batch, context in cells:
                 entry["cells"].append(await _cell(http, tap, lane, engine, plan, batch, context, vocab_size))
+            if variant.has_draws:
+                entry["growth"] = [await _growth(http, lane, plan, batch, vocab_size) for batch in (1, 4)]
     finally:
         if tap is not None:
             tap.close()
@@ -231,6 +234,22 @@ async def _cell(
     }
 
 
+async def _growth(http: EngineHttp, lane: FastLane | None, plan: Plan, batch: int, vocab_size: int) -> dict[str, Any]:
+    """Many rounds of the same answers: what the first and the last tenth of them take."""
+    sequences = Sequences.fresh(batch, 512, vocab_size=vocab_size, seed=batch)
+    await verify_round(http, sequences, 0, drawn=_DRAWN["drawn"])
+    times = [
+        (await verify_round(http, sequences, 3, lane=lane, drawn=_DRAWN["drawn"])).ms for _ in range(plan.growth_rounds)
+    ]
+    tenth = len(times) // 10
+    return {
+        "batch": batch,
+        "rounds": len(times),
+        "first_ms": round(statistics.median(times[:tenth]), 3),
+        "last_ms": round(statistics.median(times[-tenth:]), 3),
+    }
+
+
 def _summary(done: list[Round], events: list[Event]) -> dict[str, Any]:
     parts = [round_parts(events, one.begin_s, one.end_s) for one in done]
     names = [*(name for name, _, _ in PARTS), "gpu", "passes"]
@@ -261,7 +280,15 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 def _plan(options: argparse.Namespace) -> Plan:
     if options.smoke:
-        return Plan(cells=((1, 64), (2, 64)), drafts=(0, 1, 3), repeats=1, rounds=4, plain_tokens=8, limit_s=300.0)
+        return Plan(
+            cells=((1, 64), (2, 64)),
+            drafts=(0, 1, 3),
+            repeats=1,
+            rounds=4,
+            plain_tokens=8,
+            limit_s=300.0,
+            growth_rounds=20,
+        )
     cells = tuple((batch, context) for context in options.contexts for batch in options.batches)
     return Plan(
         cells=cells,

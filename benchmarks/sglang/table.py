@@ -26,6 +26,8 @@ def print_tables(result: dict[str, Any]) -> None:
                     values = " ".join(f"{row['parts_ms'].get(part, '-'):>9}" for part in names)
                     head = f"{name:15} {cell['batch']:2} {cell['context']:5} {row['kind'][:6]:6} {row['num_drafts']}"
                     print(f"{head} | {values}")
+        for row in entry.get("growth", ()):
+            print(f"{name}: batch {row['batch']}, {row['rounds']} rounds: {row['first_ms']} -> {row['last_ms']} ms")
         if "features" in entry:
             print(f"{name}: features {entry['features']}")
         if "error" in entry:
