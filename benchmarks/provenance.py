@@ -33,7 +33,9 @@ def provenance(argv: Sequence[str], *, seed: int | None = None) -> dict[str, Any
 def _portable(argument: str) -> str:
     """Without the folders of this machine: they say nothing to who repeats it elsewhere."""
     name, is_option, value = argument.rpartition("=")
-    return name + is_option + (Path(value).name if Path(value).is_absolute() else value)
+    scheme = "ipc://" if value.startswith("ipc://") else ""
+    path = Path(value.removeprefix(scheme))
+    return name + is_option + scheme + (path.name if path.is_absolute() else value.removeprefix(scheme))
 
 
 def _git(*arguments: str) -> str:
