@@ -25,7 +25,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.provenance import provenance
-from benchmarks.sglang.engines import SHAPES, Engine, lane_endpoint, plan_variants, ring_path, start_engine, write_shape
+from benchmarks.sglang.engines import (
+    SHAPES,
+    Engine,
+    lane_endpoint,
+    plan_variants,
+    ring_path,
+    sglang_version,
+    start_engine,
+    write_shape,
+)
 from benchmarks.sglang.parts import PARTS, Event, read_events, round_parts
 from benchmarks.sglang.rounds import (
     Round,
@@ -72,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = _plan(options)
     directory = options.work or Path(tempfile.mkdtemp(prefix="breakeven-overhead-"))
     directory.mkdir(parents=True, exist_ok=True)
-    version = _sglang_version(options.python)
+    version = sglang_version(options.python)
     target, head = write_shape(directory / "shape", options.shape)
     variants = plan_variants(
         head,
@@ -327,12 +336,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sglang/overhead.json"))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to check that it runs")
     return parser
-
-
-def _sglang_version(python: str) -> tuple[int, ...]:
-    code = "from importlib.metadata import version; print(version('sglang'))"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    return tuple(int(part) for part in found.split(".")[:3])
 
 
 def _gpu() -> str | None:

@@ -1,6 +1,6 @@
 """transformers' own generation, plain and assisted, as a child process: one JSON line in, lines of pieces out.
 
-    python -m benchmarks.rivals.assisted MODEL_DIR THREADS
+    python -m benchmarks.rivals.assisted MODEL_DIR THREADS [DEVICE]
 
 Assisted generation takes one sequence at a time, so only batch 1 is measured. Assistants that need no second model:
 prompt lookup (n-grams of the context) and early exit (the target's own first layers).
@@ -45,15 +45,16 @@ def main() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    model_dir, threads = sys.argv[1], int(sys.argv[2])
+    model_dir, threads, device = sys.argv[1], int(sys.argv[2]), (*sys.argv, "cpu")[3]
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval().to(device)
     _write({"ready": True})
     for line in sys.stdin:
         ask = json.loads(line)
         torch.manual_seed(ask["seed"])
-        inputs = tokenizer(ask["prompt"], return_tensors="pt", add_special_tokens=False)
+        inputs = tokenizer(ask["prompt"], return_tensors="pt", add_special_tokens=False).to(device)
         sampling = (
             {"do_sample": True, "temperature": ask["temperature"]} if ask["temperature"] else {"do_sample": False}
         )

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import aiohttp
 
 from benchmarks.rivals.measure import Answer, Ask
 
-__all__ = ["Transformers", "listening_pid", "resident_mib", "tightwad", "transformers"]
+__all__ = ["Transformers", "device_mib", "listening_pid", "resident_mib", "tightwad", "transformers"]
 
 
 class Transformers:
@@ -50,10 +51,10 @@ class Transformers:
 
 
 @asynccontextmanager
-async def transformers(model_dir: Path, threads: int) -> AsyncIterator[dict[str, Transformers]]:
+async def transformers(model_dir: Path, threads: int, device: str = "cpu") -> AsyncIterator[dict[str, Transformers]]:
     """One child with the model; yields a system per way to assist."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.rivals.assisted", str(model_dir), str(threads)),
+        *(sys.executable, "-m", "benchmarks.rivals.assisted", str(model_dir), str(threads), device),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -118,25 +119,45 @@ async def tightwad(
         await process.wait()
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process and all below it. Shared pages count once per process."""
-    parents: dict[int, list[int]] = {}
+def resident_mib(pids: Sequence[int]) -> float:
+    """Resident memory of processes and all below them. Shared pages count once per process."""
+    total = 0
+    for pid in _with_children(pids):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def device_mib(pids: Sequence[int]) -> float | None:
+    """GPU memory of the same processes, as the driver counts it; None where it does not."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10.0).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    own = _with_children(pids)
+    used = [line.split(",") for line in found.splitlines() if line.count(",") == 1]
+    values = [float(mib) for pid, mib in used if int(pid) in own and mib.strip().isdecimal()]
+    return sum(values) if values else None
+
+
+def _with_children(pids: Sequence[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    total, waiting = 0, [pid]
+            children.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    waiting = [*pids]
     while waiting:
         current = waiting.pop()
-        waiting += parents.get(current, [])
-        try:
-            total += int(Path(f"/proc/{current}/statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return total * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        if current not in found:
+            found.add(current)
+            waiting += children.get(current, [])
+    return found
 
 
 def listening_pid(port: int) -> int | None:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rivals.measure import Cell, percentile
 
-__all__ = ["draw", "summarise", "table"]
+__all__ = ["Memory", "draw", "summarise", "table"]
 
-_COLUMNS = ("tok_per_s", "vs_plain", "ttft_ms", "tpot_ms_p50", "tpot_ms_p99", "acceptance_length", "mib")
+_COLUMNS = ("tok_per_s", "vs_plain", "ttft_ms", "tpot_ms_p50", "tpot_ms_p99", "acceptance_length", "mib", "device_mib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of one system's processes: resident on the host, and on the GPU where the driver tells."""
+
+    mib: float
+    device_mib: float | None = None
 
 
 def summarise(
-    cells: Mapping[tuple[str, int, float], Sequence[Cell]], memory: Mapping[str, float], *, plain: str
+    cells: Mapping[tuple[str, int, float], Sequence[Cell]], memory: Mapping[str, Memory], *, plain: str
 ) -> list[dict[str, Any]]:
-    """One row per (system, batch, temperature), systems in the order of their first cell."""
+    """One row per (system, batch, temperature), systems in the order of their first cell.
+
+    Cells of two systems belong together by their index; one that failed has fewer.
+    """
     rows = []
     for (name, batch, temperature), own in cells.items():
-        base = cells[plain, batch, temperature]
-        ratios = [cell.tok_per_s / other.tok_per_s for cell, other in zip(own, base, strict=True)]
+        if not own:
+            continue
+        base = cells.get((plain, batch, temperature), ())
+        ratios = [cell.tok_per_s / other.tok_per_s for cell, other in zip(own, base, strict=False)]
         tpot = [value for cell in own for value in cell.tpot_ms]
         lengths = [cell.acceptance_length for cell in own if cell.acceptance_length is not None]
         rows.append(
@@ -30,12 +44,13 @@ def summarise(
                 "batch": batch,
                 "temperature": temperature,
                 "tok_per_s": round(statistics.median(cell.tok_per_s for cell in own), 2),
-                "vs_plain": round(statistics.median(ratios), 3),
+                "vs_plain": round(statistics.median(ratios), 3) if ratios else None,
                 "ttft_ms": round(statistics.median(value for cell in own for value in cell.ttft_ms), 1),
-                "tpot_ms_p50": round(percentile(tpot, 0.5), 2),
-                "tpot_ms_p99": round(percentile(tpot, 0.99), 2),
+                "tpot_ms_p50": round(percentile(tpot, 0.5), 2) if tpot else None,
+                "tpot_ms_p99": round(percentile(tpot, 0.99), 2) if tpot else None,
                 "acceptance_length": round(statistics.mean(lengths), 3) if lengths else None,
-                "mib": round(memory[name]) if name in memory else None,
+                "mib": round(memory[name].mib) if name in memory and memory[name].mib else None,
+                "device_mib": _rounded(memory[name].device_mib) if name in memory else None,
                 "cells": len(own),
             }
         )
@@ -46,13 +61,17 @@ def summarise(
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown."""
     lines = [
-        "| batch | T | system | tok/s | vs plain | TTFT ms | TPOT p50 | TPOT p99 | acceptance length | MiB |",
-        "|--|--|--|--|--|--|--|--|--|--|",
+        "| batch | T | system | tok/s | vs plain | TTFT ms | TPOT p50 | TPOT p99 | acceptance length | MiB | GPU MiB |",
+        "|--|--|--|--|--|--|--|--|--|--|--|",
     ]
     for row in rows:
         values = ["" if row[column] is None else str(row[column]) for column in _COLUMNS]
         lines.append(f"| {row['batch']} | {row['temperature']:g} | {row['system']} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -79,7 +98,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             own = {
                 row["system"]: row["vs_plain"]
                 for row in rows
-                if row["batch"] == batch and row["temperature"] == temperature
+                if (row["batch"], row["temperature"]) == (batch, temperature) and row["vs_plain"] is not None
             }
             colours = ["tab:blue" if name == "breakeven" else "tab:gray" for name in names]
             axes.barh(names, [own.get(name, 0.0) for name in names], color=colours)

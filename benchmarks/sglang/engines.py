@@ -11,12 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.sglang.entry_points import PLUGIN, plugin_python_path
 from verifier.sglang.http import EngineHttp
 from wire.errors import PeerError
 
-__all__ = ["SHAPES", "Engine", "Variant", "lane_endpoint", "plan_variants", "ring_path", "start_engine", "write_shape"]
-
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
+__all__ = [
+    "SHAPES",
+    "Engine",
+    "Variant",
+    "lane_endpoint",
+    "plan_variants",
+    "ring_path",
+    "sglang_version",
+    "start_engine",
+    "write_shape",
+]
 
 # config.json of a Llama of 8 billion parameters, and of an EAGLE-3 head for it: sizes as published for Llama-3.1-8B.
 _LLAMA_8B: Final[dict[str, Any]] = {
@@ -121,6 +130,13 @@ class Engine:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, 9)
                 self.process.wait(15)
+
+
+def sglang_version(python: str) -> tuple[int, ...]:
+    """Version of the SGLang that an interpreter has."""
+    code = "from importlib.metadata import version; print(version('sglang'))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return tuple(int(part) for part in found.split(".")[:3])
 
 
 def write_shape(directory: Path, shape: str) -> tuple[Path, Path]:
@@ -235,17 +251,11 @@ def start_engine(
 ) -> Engine:
     """Start it; the plugins are found through an entry point written beside its log."""
     directory.mkdir(parents=True, exist_ok=True)
-    plugins = directory / "plugins" / "breakeven_bench-0.dist-info"
-    plugins.mkdir(parents=True, exist_ok=True)
-    (plugins / "METADATA").write_text("Metadata-Version: 2.1\nName: breakeven-bench\nVersion: 0\n")
-    (plugins / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nbreakeven = verifier.sglang.plugin.hooks:register\n"
-        "probe = benchmarks.sglang.probe:register\n"
-    )
     environ = {**os.environ, **env, **variant.env}
-    path = [str(plugins.parent), str(REPOSITORY), environ.get("PYTHONPATH", "")]
     environ |= {
-        "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
+        "PYTHONPATH": plugin_python_path(
+            directory / "plugins", {**PLUGIN, "probe": "benchmarks.sglang.probe:register"}
+        ),
         "BREAKEVEN_PROBE_DIR": str(directory),
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
     }
