@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from verifier.sglang.plugin.hooks import FIELDS, TARGETS, mismatch
+from verifier.sglang.plugin.merged_rounds import ENDINGS
 
 __all__ = ["RECORDING", "look_into", "main", "problems"]
 
@@ -34,6 +35,11 @@ API_FIELDS: Final[dict[str, tuple[str, ...]]] = {
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_new_tokens"),
         *("stop_token_ids", "json_schema", "regex"),
     ),
+}
+# Classes that must have one of these methods.
+ALTERNATIVES: Final[dict[str, tuple[str, ...]]] = {
+    "sglang.srt.mem_cache.radix_cache.RadixCache": ENDINGS,
+    "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache": ENDINGS,
 }
 # Text that must stand in a file: routes, and keys of the reply.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
@@ -74,6 +80,9 @@ def look_into(directory: Path) -> dict[str, Any]:
     for path, names in (*FIELDS.items(), *API_FIELDS.items()):
         there = _fields(directory, path)
         missing += [f"{path}.{name}" for name in names if name not in there]
+    for path, names in ALTERNATIVES.items():
+        if all(_parameters(directory, f"{path}.{name}") is None for name in names):
+            missing.append(f"{path}.{'/'.join(names)}")
     for file, texts in TEXTS.items():
         source = _source(directory / file)
         missing += [f"{file}: {text}" for text in texts if text not in source]

@@ -93,6 +93,9 @@ def test_other_weights_end_running_answers_only(engine: Engine, client: Http, pr
         assert own.post("/update_weight_version", {"new_version": "v2", "abort_all_requests": False})[0] == 200
         status, answer = running.result()
     assert status == 503, answer
+    deadline = time.monotonic() + 10  # the verifier's counters come with its next status
+    while not client.get("/stats")["verifier"]["counters"].get("weight_changes") and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert client.get("/stats")["verifier"]["counters"]["weight_changes"] >= 1
     assert len(client.ids(prompt, max_tokens=4, **ON)) == 4
 

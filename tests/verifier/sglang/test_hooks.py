@@ -161,7 +161,7 @@ def test_a_capability_without_one_of_its_targets_is_off_and_the_others_are_on(
     wanted(monkeypatch, ring_path=tmp_path / "ring", socket_path=tmp_path / "socket", draws_target_ids=True)
     with caplog.at_level(logging.WARNING):
         hooks.register()
-    assert keys(fake) == {"forward", "graph_inputs"}
+    assert keys(fake) == {"forward", "graph_inputs", "tree_cache", "batch_result"}
     assert "target_ids is off: sglang.srt.model_executor.model_runner.ModelRunner.sample" in caplog.text
 
 
@@ -185,6 +185,19 @@ def test_a_capability_that_is_off_is_in_the_report(fake: FakeSGLang, monkeypatch
     report = output.customized_info["breakeven"][0].copy()["report"]
     assert report["on"] == ("target_ids",)
     assert "spec_aux_hidden_state" in report["off"]["aux_capture"]
+
+
+def test_a_capability_that_finds_nothing_to_do_is_off_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    report = hooks.LiveReport()
+    report.on += ["target_ids", "merged_rounds"]
+    made = next(c for c in hooks.CAPABILITIES if c.name == "merged_rounds").make(PluginConfig(), hooks.Shared(report))
+    context = SimpleNamespace(params=SimpleNamespace(enable_kv_cache_events=False, eviction_policy="lru"))
+    tree = SimpleNamespace(insert=lambda: None)
+    with caplog.at_level(logging.WARNING):
+        assert made["tree_cache"](tree, context) is tree
+    assert report().on == ("target_ids",)
+    assert report().off == {"merged_rounds": "the prefix tree is a types.SimpleNamespace"}
+    assert "merged_rounds is off" in caplog.text
 
 
 def test_hooks_of_one_target_run_one_around_the_other(

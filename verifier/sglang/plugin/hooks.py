@@ -22,6 +22,7 @@ from verifier.sglang.plugin.draws import TargetDraws
 from verifier.sglang.plugin.expansion import BatchExpansion
 from verifier.sglang.plugin.finishing import leave_out_finishing
 from verifier.sglang.plugin.lane import SchedulerLane
+from verifier.sglang.plugin.merged_rounds import MergedRounds
 from verifier.sglang.plugin.orders import PluginReport
 from verifier.sglang.plugin.tap import FeatureTap
 
@@ -117,6 +118,18 @@ TARGETS: Final[dict[str, Target]] = {
         parameters=("self", "sockets"),
         tested_on=_CPU,
     ),
+    "tree_cache": Target(
+        path=_SRT + "mem_cache.registry.create_tree_cache",
+        kind="AFTER",
+        parameters=("ctx",),
+        tested_on=_CPU,
+    ),
+    "batch_result": Target(
+        path=_SRT + "managers.scheduler.Scheduler.process_batch_result",
+        kind="AROUND",
+        parameters=("self", "batch", "result"),
+        tested_on=_CPU,
+    ),
     "group_init": Target(
         path=_SRT + "distributed.parallel_state.GroupCoordinator.__init__",
         kind="AFTER",
@@ -140,6 +153,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     _SRT + "managers.schedule_batch.Req": (
         *("rid", "origin_input_ids", "output_ids", "sampling_params", "cached_tokens", "customized_info"),
         *("finished_reason", "finished_output", "finished_len", "return_logprob", "logprob"),
+        *("extra_key", "last_node", "priority"),
     ),
     _SRT + "model_executor.forward_batch_info.ForwardBatch": (
         *("rids", "forward_mode", "input_ids", "batch_size", "positions", "out_cache_loc", "req_pool_indices"),
@@ -154,10 +168,48 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     _SRT + "model_executor.model_runner_components.spec_aux_hidden_state.SpecAuxHiddenStateConfig": (
         *("eagle_use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids", "dflash_use_aux_hidden_state"),
     ),
+    _SRT + "mem_cache.cache_init_params.CacheInitParams": ("enable_kv_cache_events", "eviction_policy"),
+    _SRT + "mem_cache.registry.TreeCacheBuildContext": ("params",),
+    _SRT + "mem_cache.radix_cache.RadixCache": (
+        *("disable", "page_size", "is_eagle", "root_node", "req_to_token_pool", "token_to_kv_pool_allocator"),
+    ),
+    _SRT + "mem_cache.radix_cache.TreeNode": (
+        *("id", "parent", "children", "key", "value", "lock_ref", "priority"),
+        *("hash_value", "hit_count", "last_access_time"),
+    ),
+    _SRT + "mem_cache.radix_cache.RadixKey": ("token_ids", "extra_key", "is_bigram"),
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache": (
+        *("disable", "tree_core", "cache_controller", "enable_session_radix_cache", "_components_tuple"),
+    ),
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore": (
+        *("page_size", "is_eagle", "root_node", "_node_arena"),
+    ),
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeNode": (
+        *("id", "parent", "children", "key", "component_data", "priority"),
+        *("hash_value", "hit_count", "last_access_time", "write_through_pending_id"),
+    ),
     _SRT + "distributed.parallel_state.GroupCoordinator": (
         *("unique_name", "rank_in_group", "world_size", "cpu_group", "device_group", "device"),
     ),
 }
+
+
+class LiveReport:
+    """What the plugin says of itself; a capability can find out late that this engine has nothing for it."""
+
+    def __init__(self) -> None:
+        self.on: list[str] = []
+        self.off: dict[str, str] = {}
+
+    def __call__(self) -> PluginReport:
+        """As of now."""
+        return PluginReport(on=tuple(self.on), off=dict(self.off))
+
+    def switch_off(self, name: str, reason: str) -> None:
+        """``name`` is off."""
+        self.on = [other for other in self.on if other != name]
+        self.off[name] = reason
+        log.warning("breakeven: %s is off: %s", name, reason)
 
 
 class Shared:
@@ -167,13 +219,13 @@ class Shared:
         report: what the plugin says of itself when asked.
     """
 
-    def __init__(self, report: Callable[[], PluginReport]) -> None:
-        self._report = report
+    def __init__(self, report: LiveReport) -> None:
+        self.report = report
 
     @functools.cached_property
     def draws(self) -> TargetDraws:
         """The one that knows which orders a pass has."""
-        return TargetDraws(self._report)
+        return TargetDraws(self.report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +272,11 @@ def _kept_inputs(config: PluginConfig, shared: Shared) -> dict[str, Callable[...
 
 def _finishing(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
     return {"running_batch": leave_out_finishing}
+
+
+def _merging(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
+    merged = MergedRounds(functools.partial(shared.report.switch_off, "merged_rounds"))
+    return {"tree_cache": merged.after_tree_cache, "batch_result": merged.around_batch_result}
 
 
 def _lane(config: PluginConfig, shared: Shared) -> dict[str, Callable[..., Any]]:
@@ -269,6 +326,12 @@ CAPABILITIES: Final[tuple[Capability, ...]] = (
         make=_finishing,
     ),
     Capability(
+        name="merged_rounds",  # it knows what was accepted from the draws
+        targets=("tree_cache", "batch_result"),
+        is_wanted=lambda c: c.draws_target_ids,
+        make=_merging,
+    ),
+    Capability(
         name="fast_lane",
         targets=("inbox", "outbox", "idle_sleeper"),
         is_wanted=lambda c: bool(c.lane_endpoint),
@@ -287,21 +350,19 @@ def register() -> None:
     """Entry point, group ``sglang.srt.plugins``: called once in every process of SGLang."""
     registry = pkgutil.resolve_name("sglang.srt.plugins.hook_registry")
     config = read_plugin_config()
-    on: list[str] = []
-    off: dict[str, str] = {}
-    shared = Shared(lambda: PluginReport(on=tuple(on), off=dict(off)))
+    report = LiveReport()
+    shared = Shared(report)
     hooks: dict[str, list[Callable[..., Any]]] = {}
     for capability in CAPABILITIES:
         if not capability.is_wanted(config):
             continue
         problems = [problem for key in capability.targets if (problem := _problem(TARGETS[key])) is not None]
-        if capability.needs and capability.needs not in on:
+        if capability.needs and capability.needs not in report.on:
             problems.append(f"{capability.needs} is off")
         if problems:
-            off[capability.name] = "; ".join(problems)
-            log.warning("breakeven: %s is off: %s", capability.name, off[capability.name])
+            report.switch_off(capability.name, "; ".join(problems))
             continue
-        on.append(capability.name)
+        report.on.append(capability.name)
         made = capability.make(config, shared)
         for key, hook in made.items():
             hooks.setdefault(key, []).append(hook)
@@ -309,8 +370,8 @@ def register() -> None:
         target = TARGETS[key]
         hook = found[0] if len(found) == 1 else functools.reduce(_nested, found)
         registry.HookRegistry.register(target.path, hook, registry.HookType[target.kind])
-    if on:
-        log.info("breakeven: on are %s", ", ".join(on))
+    if report.on:
+        log.info("breakeven: on are %s", ", ".join(report.on))
 
 
 def _nested(inner: Callable[..., Any], outer: Callable[..., Any]) -> Callable[..., Any]:
