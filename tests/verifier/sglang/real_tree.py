@@ -83,9 +83,9 @@ def main() -> None:
     longest: dict[str, int] = {}
     for page_size, num_slots, is_eagle in (
         (1, 4096, False),
-        (1, 320, False),
+        (1, 640, False),
         (4, 4096, False),
-        (4, 640, False),
+        (4, 1024, False),
         (1, 4096, True),
     ):
         api = real_api(options.kind, page_size, is_eagle=is_eagle)

@@ -218,3 +218,16 @@ def test_an_error_ends_the_capability_and_not_the_engine(
     assert writer.world.off == ["an error: AttributeError"]
     assert caplog.text.count("merged_rounds is off") == 1
     assert writer.path_len == 3
+
+
+@pytest.mark.parametrize("make", [toy_tree.radix_api, toy_tree.rust_api])
+def test_an_error_at_the_end_of_a_request_ends_it_as_ever(make: Any) -> None:
+    class Failing(dict[str, int]):
+        def get(self, *args: Any) -> Any:
+            raise LookupError
+
+    writer = Writer(World(make(1), is_hooked=True), [9, 8, 7, 6])
+    writer.world.merged._ends = Failing()
+    writer.round([1, 2], [1, 3])
+    assert writer.world.off == ["an error: LookupError"]
+    assert writer.world.tree.evictable_size() == 7

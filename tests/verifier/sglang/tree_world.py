@@ -68,7 +68,8 @@ class Api:
     """How one version of SGLang is driven.
 
     Fields:
-        make: (pages, rows) to a tree. match_params, insert_key, evict_params: its types.
+        make: (pages, rows) to a tree. key, match_params, evict_params: its types.
+        path_len: nodes on the path of a key in a tree, which it leaves as it is.
     """
 
     make: Callable[[Pages, Any], Any]

@@ -122,22 +122,29 @@ class MergedRounds:
         """The tree's own ending, of which only the committed part of a round is told."""
 
         def end_up_to(request: Any, *, up_to: int, **kwargs: Any) -> Any:
-            return original(request, up_to=self._end(request, up_to), **kwargs)  # its caller frees the rest
+            kept = self._guarded(self._end, request, up_to)
+            return original(request, up_to=up_to if kept is None else kept, **kwargs)  # its caller frees the rest
 
         def end(request: Any, is_insert: bool = True, *, kv_len_to_handle: int, **kwargs: Any) -> Any:
-            kept = self._end(request, kv_len_to_handle) if is_insert else kv_len_to_handle
+            kept = self._guarded(self._end, request, kv_len_to_handle) if is_insert else None
+            if kept is None:
+                return original(request, is_insert, kv_len_to_handle=kv_len_to_handle, **kwargs)
             done = original(request, is_insert, kv_len_to_handle=kept, **kwargs)
             # The original frees a page that is begun; a page is freed once.
             rest = -(-kept // tree.page_size) * tree.page_size
             if rest < kv_len_to_handle:
-                if hasattr(tree, "free_kv_row"):
-                    tree.free_kv_row(request.kv, [(rest, kv_len_to_handle)])
-                else:
-                    row = tree.req_to_token_pool.req_to_token[request.req_pool_idx, rest:kv_len_to_handle]
-                    tree.token_to_kv_pool_allocator.free_segment(row, start_pos=rest)
+                self._free(request, rest, kv_len_to_handle)
             return done
 
         return end if takes_rest else end_up_to
+
+    def _free(self, request: Any, start: int, end: int) -> None:
+        tree = self._tree
+        if hasattr(tree, "free_kv_row"):
+            tree.free_kv_row(request.kv, [(start, end)])
+        else:
+            row = tree.req_to_token_pool.req_to_token[request.req_pool_idx, start:end]
+            tree.token_to_kv_pool_allocator.free_segment(row, start_pos=start)
 
     def _end(self, request: Any, length: int) -> int:
         end = self._ends.get(request.rid)
