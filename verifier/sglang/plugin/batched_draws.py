@@ -60,28 +60,30 @@ class _Counts:
     def __init__(self, state: RowState, vocab_size: int, device: torch.device) -> None:
         self._prompt_len = state.prompt_len
         self._len = 0
-        self._zeros = torch.zeros(vocab_size, dtype=torch.float64, device=device)
-        self.prompt = self._zeros.clone()
-        self.output = self._zeros.clone()
+        self.prompt = torch.zeros(vocab_size, dtype=torch.float64, device=device)
+        self.output = torch.zeros_like(self.prompt)
 
     def advance(self, group: RowGroup) -> None:
         """Count the ids before ``group.position``."""
         known = group.known_ids
         if not (self._len == group.position - 1 and group.newest is not None):
             if self._len > len(known):  # taken back: retracted, or from before
-                self.prompt, self.output, self._len = self._zeros.clone(), self._zeros.clone(), 0
-            at = max(self._len, self._prompt_len)
-            self.prompt += self._of(known[self._len : self._prompt_len])
-            self.output += self._of(known[at : group.position])
+                # Fresh ones: a pass that is still running may read the old.
+                self.prompt, self.output = torch.zeros_like(self.prompt), torch.zeros_like(self.output)
+                self._len = 0
+            _count(self.prompt, known[self._len : self._prompt_len])
+            _count(self.output, known[max(self._len, self._prompt_len) : group.position])
             self._len = min(len(known), group.position)
         if self._len < group.position:
             counts = self.prompt if self._len < self._prompt_len else self.output
             counts.index_add_(0, group.newest.long().reshape(1), torch.ones_like(counts[:1]))
             self._len += 1
 
-    def _of(self, ids: Sequence[int]) -> torch.Tensor:
-        found = torch.tensor([*ids], dtype=torch.int64).bincount(minlength=len(self._zeros))
-        return found.to(self._zeros.device, torch.float64, non_blocking=True)
+
+def _count(counts: torch.Tensor, token_ids: Sequence[int]) -> None:
+    if len(token_ids):
+        index = to_device(np.array(token_ids, dtype=np.int64), counts.device)
+        counts.index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
 
 
 class BatchedDraws:
@@ -92,13 +94,11 @@ class BatchedDraws:
         if all(group.state.params.is_greedy and not _changes_logits(group) for group in groups):
             return rows.argmax(dim=1)  # the first of equal ones, as torch promises
         values = rows.double()
-        params: list[SamplingParams] = []
-        positions: list[int] = []
-        for group in groups:
-            for i in range(group.count):
-                _process(values[len(params)], group, i)
-                params.append(group.state.params)
-                positions.append(group.position + i)
+        params = [group.state.params for group in groups for _ in range(group.count)]
+        positions = [group.position + i for group in groups for i in range(group.count)]
+        _bias(values, params)
+        _hide_eos(values, groups)
+        _penalise(values, groups)
         sampled = [i for i, p in enumerate(params) if not p.is_greedy]
         if sampled:
             picked = pick_rows(values, sampled)
@@ -117,32 +117,62 @@ def _hides_eos(group: RowGroup, position: int) -> bool:
     return position - group.state.prompt_len < group.state.params.min_new_tokens
 
 
-def _process(row: torch.Tensor, group: RowGroup, index: int) -> None:
-    """Steps 1 to 4, on one row [V] in place."""
-    state, position = group.state, group.position + index
-    params = state.params
-    for token_id, bias in params.logit_bias:
-        row[token_id] += bias
-    if _hides_eos(group, position):
-        for token_id in params.eos_ids:
-            row[token_id] = -math.inf
-    if not state.has_penalties:
+def _bias(values: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Step 1, in place."""
+    size = values.shape[1]
+    found = [(row * size + token_id, bias) for row, p in enumerate(params) for token_id, bias in p.logit_bias]
+    if found:
+        index = to_device(np.array([at for at, _ in found], dtype=np.int64), values.device)
+        biases = to_device(np.array([bias for _, bias in found], dtype=np.float64), values.device)
+        values.view(-1).index_add_(0, index, biases)
+
+
+def _hide_eos(values: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    """Step 2, in place."""
+    found: list[int] = []
+    row = 0
+    for group in groups:
+        for i in range(group.count):
+            if _hides_eos(group, group.position + i):
+                found += [row * values.shape[1] + token_id for token_id in group.state.params.eos_ids]
+            row += 1
+    if found:
+        values.view(-1).index_fill_(0, to_device(np.array(found, dtype=np.int64), values.device), -math.inf)
+
+
+def _penalise(values: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    """Steps 3 and 4, in place, for all rows with penalties at once."""
+    index: list[int] = []
+    prompts: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    params: list[SamplingParams] = []
+    drafted: list[int] = []
+    row, size = 0, values.shape[1]
+    for group in groups:
+        state = group.state
+        if state.has_penalties:
+            if state.counts is None:
+                state.counts = _Counts(state, size, values.device)
+            state.counts.advance(group)
+            for i in range(group.count):
+                drafted += [len(index) * size + token_id for token_id in group.drafts[:i]]
+                index.append(row + i)
+            prompts += [state.counts.prompt] * group.count
+            outputs += [state.counts.output] * group.count
+            params += [state.params] * group.count
+        row += group.count
+    if not index:
         return
-    if state.counts is None:
-        state.counts = _Counts(state, len(row), row.device)
-    if index == 0:
-        state.counts.advance(group)
-    prompt, output = state.counts.prompt, state.counts.output
-    if index > 0:
-        drafts = to_device(np.array(group.drafts[:index], dtype=np.int64), row.device)
-        counted = torch.zeros_like(output).index_add_(0, drafts, torch.ones_like(drafts, dtype=output.dtype))
-        output = output + counted
-    if params.repetition_penalty != 1.0:
-        divided = (row / params.repetition_penalty).clamp_(max=_LARGEST)
-        penalised = torch.where(row > 0, divided, row * params.repetition_penalty)
-        row.copy_(torch.where(prompt + output > 0, penalised, row))
-    used = params.frequency_penalty * output + params.presence_penalty
-    row -= torch.where(output > 0, used, torch.zeros_like(used))
+    prompt, output = torch.stack(prompts), torch.stack(outputs)
+    _count(output.view(-1), drafted)
+    numbers = [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params]
+    repetition, frequency, presence = to_device(np.array(numbers), values.device)[:, :, None].unbind(1)
+    picked = pick_rows(values, index)
+    divided = (picked / repetition).clamp_(max=_LARGEST)
+    penalised = torch.where(picked > 0, divided, picked * repetition)
+    penalised = torch.where(prompt + output > 0, penalised, picked)
+    penalised -= torch.where(output > 0, frequency * output + presence, torch.zeros_like(output))
+    put_rows(values, index, penalised)
 
 
 def _scored(values: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> torch.Tensor:
