@@ -163,8 +163,8 @@ class Comparison:
     async def _warm_up(self, system: System, count_tokens: Callable[[str], int]) -> None:
         # Every batch size, long enough for what adapts: a controller that never saw a batch of four must try drafts.
         for batch in self._batches:
-            if batch <= system.max_batch:
-                asks = [_ask(i, i, 0.0, _WARM_UP_TOKENS) for i in range(batch)]
+            for number in range(system.num_warm_ups if batch <= system.max_batch else 0):
+                asks = [_ask(number + i, i, 0.0, _WARM_UP_TOKENS) for i in range(batch)]
                 await measure_cell(system.speak, asks, count_tokens)
 
 

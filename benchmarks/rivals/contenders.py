@@ -32,6 +32,9 @@ __all__ = ["MODEL", "PLAIN", "start_contenders"]
 PLAIN: Final = "breakeven, plain"
 MODEL: Final = "smollm2-135m-instruct"
 _NUM_DRAFTS: Final = 3
+# The controller tries each K for a few rounds in its first answers at a batch size: once in a server's life, and long
+# beside an answer of 128 tokens.
+_NUM_LEARNING: Final = 8
 _MODES: Final[dict[str, dict[str, Any]]] = {
     PLAIN: {"mode": "off"},
     f"breakeven, always K={_NUM_DRAFTS}": {"mode": "on", "num_draft_tokens": _NUM_DRAFTS},
@@ -88,6 +91,7 @@ def _breakeven(session: aiohttp.ClientSession, url: str, below: tuple[int, ...])
             name=name,
             pids=(*_listening(url), *below),
             speak=OpenAICompletions(session, url, MODEL, {**told, "speculation": mode}),
+            num_warm_ups=_NUM_LEARNING if mode["mode"] == "auto" else 1,
         )
         for name, mode in _MODES.items()
     ]

@@ -16,6 +16,7 @@ class System:
 
     Fields:
         pids: its processes; all below them count as its own. max_batch: assisted generation takes one sequence.
+        num_warm_ups: unmeasured batches of each size beforehand.
         acceptance: asks for the acceptance length where the answers themselves don't tell it; unmeasured.
     """
 
@@ -23,4 +24,5 @@ class System:
     speak: Speak
     pids: tuple[int, ...]
     max_batch: int = 1 << 30
+    num_warm_ups: int = 1
     acceptance: Callable[[Ask], Awaitable[float | None]] | None = None
