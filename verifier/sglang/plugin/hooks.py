@@ -32,6 +32,7 @@ log = logging.getLogger("breakeven.plugin")
 
 _SRT: Final = "sglang.srt."
 _CPU: Final = ("0.5.17 (CPU)", "0.5.23 (CPU)")
+_RAN: Final = (*_CPU, "0.5.17 (H200)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ TARGETS: Final[dict[str, Target]] = {
         path=_SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
         kind="AROUND",
         parameters=("self", "batch"),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "input_logprobs": Target(
         path=_SRT + "layers.logprob_processor.InputLogprobProcessor.forward",
@@ -65,31 +66,32 @@ TARGETS: Final[dict[str, Target]] = {
             *("self", "pruned_states", "sample_indices", "input_logprob_indices"),
             *("token_to_seq_idx", "lm_head", "get_logits_fn"),
         ),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "sample": Target(
         path=_SRT + "model_executor.model_runner.ModelRunner.sample",
         kind="AROUND",
         parameters=("self", "logits_output", "forward_batch"),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "model_forward": Target(
         path=_SRT + "model_executor.model_runner.ModelRunner.forward",
         kind="AROUND",
         parameters=("self", "forward_batch"),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "aux_config": Target(
         path=_SRT + "model_executor.model_runner_components.spec_aux_hidden_state.resolve_spec_aux_hidden_state_config",
         kind="AFTER",
         parameters=(),
         keywords=("is_draft_worker",),
-        tested_on=("0.5.17 (CPU)",),
+        tested_on=("0.5.17 (CPU)", "0.5.17 (H200)"),
     ),
     "graph_inputs": Target(
         path=_SRT + "model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph._weak_ref_if_tensor",
         kind="REPLACE",
         parameters=("x",),
+        tested_on=("0.5.17 (H200)",),
     ),
     "running_batch": Target(
         path=_SRT + "managers.scheduler.Scheduler.update_running_batch",
@@ -104,42 +106,44 @@ TARGETS: Final[dict[str, Target]] = {
         path=_SRT + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
         kind="AFTER",
         parameters=("self",),
-        tested_on=(*_CPU, "0.5.17 (H200)"),
+        tested_on=_RAN,
     ),
     "outbox": Target(
         path=_SRT + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
         kind="AROUND",
         parameters=("self", "reqs", "return_logprob"),
-        tested_on=(*_CPU, "0.5.17 (H200)"),
+        tested_on=_RAN,
     ),
     "idle_sleeper": Target(
         path=_SRT + "managers.scheduler_components.idle_sleeper.IdleSleeper.__init__",
         kind="AFTER",
         parameters=("self", "sockets"),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "tree_cache": Target(
         path=_SRT + "mem_cache.registry.create_tree_cache",
         kind="AFTER",
         parameters=("ctx",),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "batch_result": Target(
         path=_SRT + "managers.scheduler.Scheduler.process_batch_result",
         kind="AROUND",
         parameters=("self", "batch", "result"),
-        tested_on=_CPU,
+        tested_on=_RAN,
     ),
     "group_init": Target(
         path=_SRT + "distributed.parallel_state.GroupCoordinator.__init__",
         kind="AFTER",
         parameters=("self",),
         keywords=("group_name",),
+        tested_on=("0.5.23 (CPU)",),
     ),
     "all_reduce": Target(
         path=_SRT + "distributed.parallel_state.GroupCoordinator.all_reduce",
         kind="AROUND",
         parameters=("self", "input_"),
+        tested_on=("0.5.23 (CPU)",),
     ),
 }
 

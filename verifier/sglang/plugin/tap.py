@@ -3,8 +3,6 @@
 The engine captures them anyway when it was started with --enable-return-aux-hidden-states; its own way out is JSON.
 Here the wanted rows are cloned on the device right after the pass, copied to the host beside the next one, and written
 to the tensor ring by a thread. Rank 0 only. Nothing here may fail a pass: errors are logged once and end the tap.
-
-Tested on the CPU. The GPU path (pinned copy, event, thread) has not run on a GPU yet.
 """
 
 from __future__ import annotations
