@@ -1,7 +1,8 @@
 """Gathers what waits for the verifier into one batch, sent as soon as the verifier is free.
 
 Nothing waits on a timer: while one batch runs, the requests that finish drafting queue up and form the next. Prompts
-are not part of this: they are sent at once, and the verifier computes them in chunks beside the decoding streams.
+are not part of this: they are sent at once, and the verifier computes them in chunks beside the decoding streams. Nor
+are plain rounds where the target decodes by itself, which is quicker than any verify: they wait for nothing either.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class VerifyBatcher:
         self._on_batch = on_batch
         self._waiting: list[_Waiting] = []
         self._has_waiting = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -81,16 +83,22 @@ class VerifyBatcher:
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
-        while True:
-            await self._has_waiting.wait()
-            self._has_waiting.clear()
-            batch = [waiting for waiting in self._waiting if not waiting.done.done()]
-            self._waiting = []
-            if self._verifier.mixes_plain_rounds:
-                parts = [batch]
-            else:
-                parts = [[w for w in batch if w.item.draft_ids], [w for w in batch if not w.item.draft_ids]]
-            await asyncio.gather(*(self._dispatch(part) for part in parts if part))
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._has_waiting.wait()
+                self._has_waiting.clear()
+                batch = [waiting for waiting in self._waiting if not waiting.done.done()]
+                self._waiting = []
+                if not self._verifier.mixes_plain_rounds:
+                    plain = [waiting for waiting in batch if not waiting.item.draft_ids]
+                    if plain:
+                        group.create_task(self._dispatch(plain))
+                    batch = [waiting for waiting in batch if waiting.item.draft_ids]
+                if self._running is not None and not self._running.done():
+                    self._waiting = batch + self._waiting
+                elif batch:
+                    self._running = group.create_task(self._dispatch(batch))
+                    self._running.add_done_callback(lambda task: self._has_waiting.set())
 
     async def verify_prompt(self, item: VerifyItem) -> VerifyOutcome:
         """Send a request's first item by itself.

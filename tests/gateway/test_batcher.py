@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from gateway.batcher import BatchObserved, VerifyBatcher
 from tests.gateway.core_fakes import FakeClock, FakeVerifier, failed, toy_target
 from wire.errors import PeerLate, PeerLost, PeerRefused
-from wire.messages import VerifyItem
+from wire.messages import VerifyItem, VerifyReply
 from wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(20)
@@ -188,3 +189,27 @@ async def test_a_target_with_separate_ways_gets_plain_and_drafted_items_apart() 
     assert [outcome.result.request_id for outcome in outcomes] == ["a", "b", "c", "d"]
     names = sorted("".join(one.request_id for one in batch) for batch in verifier.batches)
     assert names == ["ac", "bd"]
+
+
+async def test_where_the_target_decodes_by_itself_no_plain_round_waits_for_a_verify() -> None:
+    class Slow(FakeVerifier):
+        async def verify(self, items: Sequence[VerifyItem], *, timeout_s: float) -> VerifyReply:
+            if any(one.draft_ids for one in items):
+                await free.wait()
+            return await super().verify(items, timeout_s=timeout_s)
+
+    free = asyncio.Event()
+    verifier = Slow()
+    verifier.mixes_plain_rounds = False
+    async with Running(verifier) as batcher, asyncio.TaskGroup() as group:
+        first = group.create_task(batcher.verify(item("a", (3,))))
+        await settle()
+        later = [group.create_task(batcher.verify(item(name, (3,)))) for name in "bc"]
+        for _ in range(3):
+            assert (await batcher.verify(item("plain"))).result.request_id == "plain"
+        assert not first.done()
+        assert batcher.num_waiting == 2
+        free.set()
+        await asyncio.gather(first, *later)
+    names = ["".join(one.request_id for one in batch) for batch in verifier.batches]
+    assert names == ["plain"] * 3 + ["a", "bc"]
