@@ -188,6 +188,7 @@ class RequestRun:
             for command in self._session.handle(Cancelled()):
                 if isinstance(command, Release):
                     self._release(command)
+        self._parts.batcher.forget(self._request.request_id)
         if self._shadow is not None:
             self._shadow.cancel()
         if self._is_decoding:
@@ -257,6 +258,7 @@ class RequestRun:
 
     async def _draft(self, command: SendDraft) -> Event:
         begin_s = self._clock()
+        self._parts.batcher.expect(command.message.request_id)
         try:
             proposal = await self._parts.drafter.extend(
                 command.message, timeout_s=self._parts.speculation.draft_timeout_s

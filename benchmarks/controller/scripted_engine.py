@@ -191,6 +191,7 @@ class ScriptedEngine:
 
     def _on_pass(self, kind: str, items: Sequence[_Sequence]) -> list[_Sequence]:
         answers = [(sequence, self._step(sequence, is_extend=kind == "extend")) for sequence in items]
+        self._tap.announce()
         self._loop.call_soon_threadsafe(_deliver, answers)
         return [s for s, answer in answers if s.is_stream and answer["meta_info"]["finish_reason"] is None]
 
@@ -269,6 +270,7 @@ class _Tap:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._rows = np.zeros((_SLOT_ROWS, 3 * HIDDEN_SIZE), np.float32)
+        self._said: list[Announcement] = []
 
     def write(self, rid: str, *, first: int, last: int) -> None:
         """The pass computed positions ``first`` .. ``last`` of one request."""
@@ -279,11 +281,16 @@ class _Tap:
                 )
                 for at in range(0, piece.count, _SLOT_ROWS)
             ]
-            try:
-                said = [Announcement(rid=rid, span=span) for span in spans]
+            self._said += [Announcement(rid=rid, span=span) for span in spans]
+
+    def announce(self) -> None:
+        """One datagram for the pass, as the plugin does it."""
+        said, self._said = self._said, []
+        try:
+            if said:
                 self._socket.sendto(msgspec.msgpack.encode(said), self._socket_path)
-            except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
-                return  # nobody listens yet
+        except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
+            return  # nobody listens yet
 
     def close(self) -> None:
         """Remove the ring."""

@@ -213,3 +213,57 @@ async def test_where_the_target_decodes_by_itself_no_plain_round_waits_for_a_ver
         await asyncio.gather(first, *later)
     names = ["".join(one.request_id for one in batch) for batch in verifier.batches]
     assert names == ["plain"] * 3 + ["a", "bc"]
+
+
+async def waiting_for_drafts(batcher: VerifyBatcher, verifier: FakeVerifier) -> asyncio.Task[object]:
+    """One pass has been measured; now a's drafts wait for those of b. Returns a's verify."""
+    await batcher.verify(item("first", (3,)))
+    for name in "ab":
+        batcher.expect(name)
+    verify = asyncio.create_task(batcher.verify(item("a", (3,))))
+    await settle()
+    return verify
+
+
+def served(verifier: FakeVerifier) -> list[str]:
+    return ["".join(one.request_id for one in batch) for batch in verifier.batches[1:]]
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+async def test_drafts_on_their_way_join_the_batch_where_a_pass_costs_the_same_for_all(mixes: bool) -> None:
+    clock = FakeClock()
+    verifier = FakeVerifier(clock)
+    verifier.mixes_plain_rounds = mixes
+    async with Running(verifier, clock) as batcher:
+        first = await waiting_for_drafts(batcher, verifier)
+        assert served(verifier) == (["a"] if mixes else [])
+        await asyncio.gather(first, batcher.verify(item("b", (3,))))
+    assert served(verifier) == (["a", "b"] if mixes else ["ab"])
+
+
+async def test_a_batch_does_not_wait_for_who_will_not_come() -> None:
+    clock = FakeClock()
+    verifier = FakeVerifier(clock)
+    verifier.mixes_plain_rounds = False
+    async with Running(verifier, clock) as batcher:
+        first = await waiting_for_drafts(batcher, verifier)
+        batcher.forget("b")
+        await first
+        lost = await waiting_for_drafts(batcher, verifier)
+        await batcher.verify(item("b"))  # its drafts were lost: a plain round
+        await lost
+    assert sorted(served(verifier)) == ["a", "a", "b", "first"]
+
+
+async def test_a_batch_waits_for_half_a_pass_at_most() -> None:
+    clock = FakeClock()  # a pass takes 10 ms by it
+    verifier = FakeVerifier(clock)
+    verifier.mixes_plain_rounds = False
+    async with Running(verifier, clock) as batcher:
+        first = await waiting_for_drafts(batcher, verifier)
+        clock.now_s += 0.004
+        await asyncio.sleep(0.006)  # the timer is the loop's: it looks again, and 1 ms is left
+        assert not first.done()
+        clock.now_s += 0.002
+        await first
+    assert served(verifier) == ["a"]
