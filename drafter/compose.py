@@ -14,6 +14,7 @@ from drafter.config import DrafterConfig
 from drafter.engine import DraftEngine, EngineLimits
 from drafter.head.config import HeadOverrides
 from drafter.head.loader import load_head
+from drafter.host_runner import HostRunner
 from drafter.model import DraftModel, suitable_kernels
 from drafter.ring import RingFeatures
 from drafter.server import DrafterServer, LoadedEngine, LoadProgress
@@ -89,7 +90,7 @@ def load_engine(config: DrafterConfig, progress: LoadProgress) -> LoadedEngine:
         aux_layer_ids=head.config.aux_layer_ids,
         max_draft_tokens=config.max_draft_tokens,
     )
-    return LoadedEngine(engine=DraftEngine(model, RingFeatures(config.ring_path), limits), info=info)
+    return LoadedEngine(engine=DraftEngine(HostRunner(model), RingFeatures(config.ring_path), limits), info=info)
 
 
 def _warn(message: str) -> None:

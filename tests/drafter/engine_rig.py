@@ -12,6 +12,7 @@ import torch
 from cpukernels.ports import Kernels
 from drafter.engine import DraftEngine, EngineLimits
 from drafter.head.loader import load_head
+from drafter.host_runner import HostRunner
 from drafter.model import DraftModel, suitable_kernels
 from drafter.policy import Waiting, merge_waiting
 from drafter.ring import RingFeatures
@@ -80,7 +81,7 @@ class Rig:
         self.limits = EngineLimits(**known)  # type: ignore[arg-type]
         chosen = suitable_kernels(kernels, head, lambda _message: None)
         self.model = DraftModel(head, chosen, num_positions=self.limits.max_context_len + 8)
-        self.engine = DraftEngine(self.model, RingFeatures(ring_path), self.limits)
+        self.engine = DraftEngine(HostRunner(self.model), RingFeatures(ring_path), self.limits)
 
     def run(self, *messages: DraftExtend) -> list[DraftProposal | DraftFailed]:
         """One batch; replies in the order of the messages."""
