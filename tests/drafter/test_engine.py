@@ -14,16 +14,22 @@ from cpukernels.ports import Kernels
 from drafter import engine as engine_module
 from drafter import features as features_module
 from tests.drafter.engine_rig import GREEDY, Rig, Story, stale_all
-from tests.drafter.heads import FEATURES, TinyHead
+from tests.drafter.heads import FEATURES, LAYOUTS, TinyHead
 from wire.messages import DraftExtend, FeatureSpan
 from wire.noise import gumbel_noise
 from wire.sampling import SamplingParams
 from wire.tensor_ring import TensorRingWriter
 
 
+@pytest.fixture(params=["host", "device"])
+def device(request: pytest.FixtureRequest) -> str | None:
+    """Where the head runs: the CPU's own path, or the GPU's path on the CPU."""
+    return None if request.param == "host" else "cpu"
+
+
 @pytest.fixture
-def rig(tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tiny_heads["specforge, embedding from the target"], kernels, tmp_path / "ring")
+def rig(tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None) -> Iterator[Rig]:
+    rig = Rig(tiny_heads["specforge, embedding from the target"], kernels, tmp_path / "ring", device=device)
     yield rig
     rig.ring.close()
 
@@ -43,13 +49,11 @@ def test_rounds_continue_with_a_plus_one_slots(rig: Rig) -> None:
         known = base_len
 
 
-@pytest.mark.parametrize(
-    "layout", ["eagle 3.1, legacy norm names", "speculators, three qwen3 layers", "latent attention"]
-)
-def test_rounds_of_other_layouts(
-    layout: str, tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rounds_of_every_layout(
+    layout: str, tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None
 ) -> None:
-    rig, story, known = Rig(tiny_heads[layout], kernels, tmp_path / "ring"), Story("a", 24), 0
+    rig, story, known = Rig(tiny_heads[layout], kernels, tmp_path / "ring", device=device), Story("a", 24), 0
     for base_len in (7, 8, 12, 20):
         assert rig.ids(story.message(rig.ring, base_len, start=known)) == [story.expected(rig.reference, base_len)]
         known = base_len
@@ -283,7 +287,7 @@ def test_shared_noise_is_the_targets_noise_of_the_guessed_position(rig: Rig) -> 
     story, sampling = Story("a", 40), SamplingParams(temperature=0.8, seed=11)
 
     def choose(logits: torch.Tensor, position: int) -> int:
-        ids = torch.from_numpy(rig.model.target_ids).numpy()
+        ids = np.asarray(rig.model.target_ids)
         noisy = logits.double().numpy() / 0.8 + gumbel_noise(11, position, ids)
         return int(np.argmax(noisy))
 
@@ -294,9 +298,9 @@ def test_shared_noise_is_the_targets_noise_of_the_guessed_position(rig: Rig) -> 
 
 
 def test_without_shared_noise_sampling_requests_get_greedy_guesses(
-    tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path
+    tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None
 ) -> None:
-    rig = Rig(tiny_heads["speculators"], kernels, tmp_path / "ring", shared_noise=False)
+    rig = Rig(tiny_heads["speculators"], kernels, tmp_path / "ring", device=device, shared_noise=False)
     story = Story("a", 40)
     message = story.message(rig.ring, 10, sampling=SamplingParams(temperature=0.8, seed=11))
     assert rig.ids(message) == [story.expected(rig.reference, 10)]
