@@ -1,7 +1,7 @@
 """The attention of one draft layer on the device, grouped or latent.
 
-Rotations are one complex multiplication of neighbouring numbers: the rows of query and key weights are brought into that
-order at load (latent attention's are in it already), which no score notices.
+Rotations are one complex multiplication of neighbouring numbers: the rows of query and key weights are brought into
+that order at load (latent attention's are in it already), which no score notices.
 
 Latent attention is absorbed: the cache holds what DeepSeek's holds, ``kv_lora + rope`` numbers a position (1.1 KB in
 bfloat16 for Kimi-K2.5, where expanded keys and values are 49 KB), and queries go into that space. Only prompts are read

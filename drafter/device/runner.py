@@ -41,6 +41,11 @@ class DeviceRunner:
         self._was_full = False
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._model.device
+
+    @property
     def vocab_size(self) -> int:
         """See DraftRunner."""
         return self._model.vocab_size
