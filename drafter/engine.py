@@ -113,6 +113,9 @@ class DraftEngine:
             except OutOfDeviceMemory as error:
                 _log.warning("event=draft_batch_failed num_requests=%d reason=%r", len(asks), str(error))
                 replies.extend(self._dropped(asks, "out_of_memory", str(error)))
+                # Else the caches of requests that wait would fail every batch to come.
+                self.counters["evicted"] += len(self._states)
+                self._states.clear()
             except Exception as error:  # noqa: BLE001 - the batch is a request boundary, logged with traceback
                 _log.exception("event=draft_batch_failed num_requests=%d", len(asks))
                 replies.extend(self._dropped(asks, "internal", repr(error)))

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from drafter.device.memory import PlaneShape
 from drafter.errors import DeviceLost, OutOfDeviceMemory
 from drafter.head.weights import GqaWeights, HeadWeights
 from wire.settings import ConfigError
@@ -15,6 +14,7 @@ from wire.settings import ConfigError
 __all__ = ["check_room", "named_errors", "open_device", "weight_bytes"]
 
 _KEY = "drafter.device"
+_SPARE_BYTES = 256 << 20
 _LEAST_CAPABILITY = (8, 0)  # the first with bfloat16 products
 
 
@@ -50,14 +50,14 @@ def weight_bytes(head: HeadWeights, dtype: torch.dtype) -> int:
     return sum(tensor.numel() for tensor in tensors) * dtype.itemsize
 
 
-def check_room(head: HeadWeights, shape: PlaneShape, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise unless the weights, and caches of a few thousand positions, fit into what is free.
+def check_room(head: HeadWeights, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise unless the weights, and a little for caches and workspaces, fit into what is free.
 
     Raises:
         OutOfDeviceMemory: with the numbers.
     """
     free, total = torch.cuda.mem_get_info(device)
-    needed = weight_bytes(head, dtype) + shape.num_bytes(8192, dtype)
+    needed = weight_bytes(head, dtype) + _SPARE_BYTES
     if needed > free:
         raise OutOfDeviceMemory(
             f"the head needs {needed / 1e9:.1f} GB on {device}, {free / 1e9:.1f} of {total / 1e9:.1f} GB are free; "

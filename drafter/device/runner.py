@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from drafter.choice import MAX_CANDIDATES, choose_candidate
@@ -20,6 +21,7 @@ from drafter.device.rows import PaddedRows
 from drafter.device.staging import RoundInput, Staging
 from drafter.errors import OutOfDeviceMemory
 from drafter.ports import DraftWish, Stretch
+from wire.sampling import SamplingParams
 
 __all__ = ["DeviceRunner"]
 
@@ -53,6 +55,16 @@ class DeviceRunner:
     def new_cache(self) -> DeviceCache:
         """See DraftRunner."""
         return DeviceCache(self._model.plane_shape, device=self._model.device, dtype=self._model.dtype)
+
+    def warm_up(self, num_draft_tokens: int) -> None:
+        """Read and draft once, so that the first request does not pay for loading the GPU's libraries."""
+        cache, count = self.new_cache(), MAX_SHORT_ROWS + 2
+        features = np.zeros((count, self.feature_size), np.float32)
+        wish = DraftWish(
+            num_draft_tokens=num_draft_tokens, position=count + 1, sampling=SamplingParams(temperature=0.0)
+        )
+        with torch.inference_mode():
+            self.draft([Stretch(cache=cache, features=features, token_ids=[0] * count)], [wish])
 
     def read(self, stretch: Stretch) -> None:
         """See DraftRunner."""

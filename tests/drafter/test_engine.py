@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ import torch
 from cpukernels.ports import Kernels
 from drafter import engine as engine_module
 from drafter import features as features_module
+from drafter.errors import DeviceLost
+from drafter.model import DraftModel
 from tests.drafter.engine_rig import GREEDY, Rig, Story, stale_all
 from tests.drafter.heads import FEATURES, LAYOUTS, TinyHead
 from wire.messages import DraftExtend, FeatureSpan
@@ -281,6 +283,34 @@ def test_a_failing_forward_answers_everyone_and_recovers(rig: Rig, monkeypatch: 
         assert rig.codes(story.message(rig.ring, 6), Story("b", 40).message(rig.ring, 6)) == ["internal", "internal"]
     assert rig.codes(story.message(rig.ring, 7, start=6)) == ["unknown_request"]
     assert rig.ids(story.message(rig.ring, 7)) == [story.expected(rig.reference, 7)]
+
+
+def test_a_full_gpu_fails_the_batch_and_recovers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests outside the batch lose their state too: their caches are what there is to free."""
+    if isinstance(rig.model, DraftModel):
+        pytest.skip("the CPU's own path")
+    story, waits = Story("a", 40), Story("waits", 40)
+    rig.ids(waits.message(rig.ring, 6))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.model, "fuse", _raise(torch.OutOfMemoryError("CUDA out of memory")))
+        assert rig.codes(story.message(rig.ring, 6), Story("b", 40).message(rig.ring, 6)) == ["out_of_memory"] * 2
+    assert rig.codes(waits.message(rig.ring, 7, start=6)) == ["unknown_request"]
+    assert rig.ids(story.message(rig.ring, 7)) == [story.expected(rig.reference, 7)]
+
+
+def test_a_lost_gpu_ends_the_process(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(rig.model, DraftModel):
+        pytest.skip("the CPU's own path")
+    monkeypatch.setattr(rig.model, "fuse", _raise(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        rig.run(Story("a", 40).message(rig.ring, 6))
+
+
+def _raise(error: Exception) -> Callable[..., None]:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_shared_noise_is_the_targets_noise_of_the_guessed_position(rig: Rig) -> None:
