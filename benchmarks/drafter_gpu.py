@@ -184,6 +184,7 @@ def step_bytes(head: HeadWeights) -> int:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure every cell of every shape."""
+    # What a round costs without graphs is measured by --no-graphs, in a run of its own.
     device = torch.device("cpu") if arguments.device == "cpu" else open_device(arguments.device)
     results = {}
     with torch.inference_mode():
@@ -191,7 +192,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             head = random_head(name, device)
             floor_ms = 1000 * step_bytes(head) / (arguments.gb_per_s * 1e9)
             model = DeviceModel(head, device=device, dtype=torch.bfloat16, num_positions=_LONGEST + 64)
-            runner = DeviceRunner(model)
+            runner = DeviceRunner(model, uses_graphs=not arguments.no_graphs)
             print(
                 f"{name}: {weight_bytes(head, torch.bfloat16) / 1e9:.2f} GB, floor {floor_ms:.3f} ms a step", flush=True
             )
@@ -220,7 +221,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.empty_cache()
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     record = provenance(sys.argv) | {"gpu": gpu, "cuda": torch.version.cuda}
-    return {"provenance": record, "rows_per_round": _ROWS, "results": results}
+    return {"provenance": record, "rows_per_round": _ROWS, "uses_graphs": not arguments.no_graphs, "results": results}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -234,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", nargs="*", type=int, default=[4096, 32768])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--gb-per-s", type=float, default=4800.0, help="the GPU's memory bandwidth")
+    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel from the host")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(argv)
     text = json.dumps(run(arguments))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["DeviceCache", "PlaneShape", "collect", "round_up", "share_out", "store"]
+__all__ = ["DeviceCache", "PlaneShape", "collect", "fill", "round_up", "share_out", "store"]
 
 # From here on capacities are multiples of SPLIT, so that sums over positions can be cut into pieces of that many.
 SPLIT = 1024
@@ -23,10 +23,10 @@ class PlaneShape:
     num_heads: int
     width: int
 
-    def num_bytes(self, num_positions: int, dtype: torch.dtype) -> int:
-        """Memory of so many positions."""
-        numbers = self.num_layers * self.num_planes * self.num_heads * self.width
-        return numbers * num_positions * dtype.itemsize
+    @property
+    def num_numbers(self) -> int:
+        """Numbers per position."""
+        return self.num_layers * self.num_planes * self.num_heads * self.width
 
 
 class DeviceCache:
@@ -98,17 +98,23 @@ def collect(caches: Sequence[DeviceCache], needed: int) -> torch.Tensor:  # [L, 
         caches[0].reserve(needed)
         return caches[0].data.unsqueeze(2)
     layers, planes, heads, _, width = caches[0].data.shape
-    window = caches[0].data.new_zeros((layers, planes, len(caches), heads, round_up(needed), width))
-    for index, cache in enumerate(caches):
-        window[:, :, index, :, : cache.length] = cache.data[..., : cache.length, :]
+    window = caches[0].data.new_empty((layers, planes, len(caches), heads, round_up(needed), width))
+    fill(window, caches)
     return window
 
 
-def store(window: torch.Tensor, caches: Sequence[DeviceCache], counts: Sequence[int]) -> None:
-    """Count the ``counts[i]`` positions written behind each cache's length; copy them unless they are there already."""
+def fill(window: torch.Tensor, caches: Sequence[DeviceCache]) -> None:  # [L, P, B, H, T, D]
+    """Copy what the caches hold into a window, zeros behind it: whatever lay there may have been NaN."""
+    window.zero_()
+    for index, cache in enumerate(caches):
+        window[:, :, index, :, : cache.length] = cache.data[..., : cache.length, :]
+
+
+def store(window: torch.Tensor, caches: Sequence[DeviceCache], counts: Sequence[int], *, is_copy: bool) -> None:
+    """Count the ``counts[i]`` positions written behind each cache's length; out of a copy they are fetched first."""
     for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
         begin, end = cache.length, cache.length + count
-        if len(caches) > 1:
+        if is_copy:
             cache.reserve(end)
             cache.data[..., begin:end, :] = window[:, :, index, :, begin:end]
         cache.length = end

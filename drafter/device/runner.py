@@ -14,7 +14,8 @@ import torch
 
 from drafter.choice import MAX_CANDIDATES, choose_candidate
 from drafter.device.attention import MAX_SHORT_ROWS
-from drafter.device.memory import DeviceCache, collect, share_out, store
+from drafter.device.graphs import GraphRounds
+from drafter.device.memory import DeviceCache, collect, fill, share_out, store
 from drafter.device.model import DeviceModel
 from drafter.device.opening import named_errors
 from drafter.device.rows import PaddedRows
@@ -34,12 +35,23 @@ _ALIGNMENT = 64
 class DeviceRunner:
     """See DraftRunner."""
 
-    def __init__(self, model: DeviceModel, *, max_window_bytes: int = _MAX_WINDOW_BYTES) -> None:
+    def __init__(
+        self, model: DeviceModel, *, max_window_bytes: int = _MAX_WINDOW_BYTES, uses_graphs: bool = True
+    ) -> None:
         self.feature_size = model.feature_size
         self.num_positions = model.num_positions
         self._model = model
         self._staging = Staging(model.device, feature_size=model.feature_size)
-        self._max_positions = max_window_bytes // model.plane_shape.num_bytes(1, model.dtype)
+        self._max_positions = max_window_bytes // (model.plane_shape.num_numbers * model.dtype.itemsize)
+        self._graphs: GraphRounds | None = None
+        if uses_graphs:
+            self._graphs = GraphRounds(
+                self._greedy,
+                model.plane_shape,
+                feature_size=model.feature_size,
+                device=model.device,
+                dtype=model.dtype,
+            )
         self._was_full = False
 
     @property
@@ -102,7 +114,7 @@ class DeviceRunner:
         given = self._staging.send([stretch], [begin], count)
         rows = self._rows(memory, given, num_seen=-(-(begin + count) // _ALIGNMENT) * _ALIGNMENT)
         self._model.read(self._model.fuse(given.features), given.token_ids, rows)
-        store(memory, [cache], [count])
+        store(memory, [cache], [count], is_copy=False)
 
     def _round(self, stretches: Sequence[Stretch], wishes: Sequence[DraftWish]) -> torch.Tensor:
         """[B, K] ids on the device, K the longest wish; they may not be computed yet."""
@@ -110,13 +122,20 @@ class DeviceRunner:
         counts = [len(stretch.token_ids) for stretch in stretches]
         steps = max(wish.num_draft_tokens for wish in wishes)
         starts = [cache.length for cache in caches]
+        is_greedy = all(wish.sampling.is_greedy for wish in wishes)
+        if is_greedy and self._graphs is not None:
+            shape = self._graphs.shape_for(lengths=starts, counts=counts, steps=steps)
+            if shape is not None:
+                memory = self._graphs.memory(shape)
+                fill(memory, caches)
+                given = self._staging.send(stretches, starts, shape.rows, into=self._graphs.buffers(shape))
+                ids = self._graphs.run(shape, given)
+                store(memory, caches, counts, is_copy=True)
+                return ids
         memory = collect(caches, max(starts) + max(counts) + steps)
         given = self._staging.send(stretches, starts, max(counts))
-        if all(wish.sampling.is_greedy for wish in wishes):
-            ids = self._greedy(given, memory, steps)
-        else:
-            ids = self._sampled(given, memory, wishes, steps)
-        store(memory, caches, counts)
+        ids = self._greedy(given, memory, steps) if is_greedy else self._sampled(given, memory, wishes, steps)
+        store(memory, caches, counts, is_copy=len(caches) > 1)
         return ids
 
     def _greedy(self, given: RoundInput, memory: torch.Tensor, steps: int) -> torch.Tensor:  # [B, steps]

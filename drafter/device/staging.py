@@ -38,8 +38,15 @@ class Staging:
         self._numbers = self._empty(0, torch.int64)
         self._copied: torch.cuda.Event | None = None
 
-    def send(self, stretches: Sequence[Stretch], starts: Sequence[int], num_rows: int) -> RoundInput:
-        """The stretches padded to ``num_rows`` each."""
+    def send(
+        self,
+        stretches: Sequence[Stretch],
+        starts: Sequence[int],
+        num_rows: int,
+        *,
+        into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> RoundInput:
+        """The stretches padded to ``num_rows`` each; ``into``: buffers for features and whole numbers."""
         if self._copied is not None:
             self._copied.synchronize()  # the last copy out of these buffers, not what came after it
         batch = len(stretches)
@@ -57,9 +64,11 @@ class Staging:
             token_ids[index, :count], token_ids[index, count:] = stretch.token_ids, 0
         numbers[num_ids : num_ids + batch] = starts
         numbers[num_ids + batch :] = [len(stretch.token_ids) - 1 for stretch in stretches]
-        sent = torch.empty(size, dtype=torch.float32, device=self._device)
+        sent, sent_numbers = into or (
+            torch.empty(size, dtype=torch.float32, device=self._device),
+            torch.empty(len(numbers), dtype=torch.int64, device=self._device),
+        )
         sent.copy_(self._features[:size], non_blocking=True)
-        sent_numbers = torch.empty(len(numbers), dtype=torch.int64, device=self._device)
         sent_numbers.copy_(self._numbers[: len(numbers)], non_blocking=True)
         if self._is_pinned:
             self._copied = torch.cuda.current_stream(self._device).record_event()

@@ -43,7 +43,7 @@ def test_a_window_over_one_cache_is_the_cache() -> None:
     cache = cache_of(5)
     window = collect([cache], 9)
     window[:, :, 0, :, 5:7] = 1
-    store(window, [cache], [2])
+    store(window, [cache], [2], is_copy=False)
     assert cache.length == 7
     assert bool((cache.data[..., 5:7, :] == 1).all())
 
@@ -57,7 +57,7 @@ def test_a_window_over_several_is_a_copy_that_is_stored() -> None:
     assert not window[:, :, 0, :, 5:].any()
     window[:, :, 0, :, 5] = 1
     window[:, :, 1, :, 300:303] = 2
-    store(window, caches, [1, 3])
+    store(window, caches, [1, 3], is_copy=True)
     assert [cache.length for cache in caches] == [6, 303]
     assert bool((caches[0].data[..., 5, :] == 1).all())
     assert bool((caches[1].data[..., 300:303, :] == 2).all())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drafter.device import attention
+from drafter.device.graphs import GraphShape
 from drafter.device.model import DeviceModel
 from drafter.device.runner import DeviceRunner
 from drafter.head.loader import load_head
@@ -18,10 +19,12 @@ from tests.drafter.heads import FEATURES, LAYOUTS, VOCAB, TinyHead
 from wire.sampling import SamplingParams
 
 
-def runner_of(tiny: TinyHead, *, dtype: torch.dtype = torch.float32, max_window_bytes: int = 1 << 30) -> DeviceRunner:
+def runner_of(
+    tiny: TinyHead, *, dtype: torch.dtype = torch.float32, max_window_bytes: int = 1 << 30, uses_graphs: bool = False
+) -> DeviceRunner:
     head = load_head(tiny.head_dir, target_model_dir=tiny.target_dir)
     model = DeviceModel(head, device=torch.device("cpu"), dtype=dtype, num_positions=4096)
-    return DeviceRunner(model, max_window_bytes=max_window_bytes)
+    return DeviceRunner(model, max_window_bytes=max_window_bytes, uses_graphs=uses_graphs)
 
 
 def stretch_of(runner: DeviceRunner, length: int, *, seed: int) -> Stretch:
@@ -81,6 +84,32 @@ def test_bfloat16_is_near(layout: str, tiny_heads: dict[str, TinyHead]) -> None:
             given = runner._staging.send([stretch], [0], 12)
             states.append(runner._extend(given, cache.data.unsqueeze(2)).float())
     assert float((states[0] - states[1]).norm() / states[0].norm()) < 0.1
+
+
+def test_rounds_in_fixed_buffers_are_the_same(tiny_heads: dict[str, TinyHead]) -> None:
+    """What graphs repeat on a GPU: padded rows and positions, one buffer after another request's NaN."""
+    wishes = [DraftWish(num_draft_tokens=3, position=100, sampling=GREEDY)] * 3
+    found = []
+    for uses_graphs in (False, True):
+        runner = runner_of(tiny_heads["speculators, three qwen3 layers"], uses_graphs=uses_graphs)
+        broken = stretch_of(runner, 500, seed=9)
+        broken.features[:] = np.nan
+        runner.draft([broken], wishes[:1])
+        stretches = [stretch_of(runner, length, seed=length) for length in (3, 40, 6)]
+        chains = runner.draft(stretches, wishes)
+        again = [Stretch(cache=stretch.cache, features=stretch.features[:2], token_ids=(7, 8)) for stretch in stretches]
+        found.append((chains, runner.draft(again, wishes)))
+    assert found[0] == found[1]
+
+
+def test_what_is_too_large_for_the_buffers_runs_without(tiny_heads: dict[str, TinyHead]) -> None:
+    runner = runner_of(tiny_heads["speculators"], uses_graphs=True)
+    graphs = runner._graphs
+    assert graphs is not None
+    shape = graphs.shape_for(lengths=[600, 3], counts=[3, 1], steps=5)
+    assert shape == GraphShape(batch=2, rows=4, capacity=1024, steps=5)
+    assert graphs.shape_for(lengths=[1 << 24], counts=[1], steps=1) is None
+    assert graphs.shape_for(lengths=[10] * 100, counts=[2] * 100, steps=1) is None
 
 
 def test_warming_up_leaves_nothing(tiny_heads: dict[str, TinyHead]) -> None:

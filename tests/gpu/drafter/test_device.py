@@ -114,6 +114,37 @@ def test_long_contexts(layout: str, gpu: torch.device, tiny_heads: dict[str, Tin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.usefixtures("exact")
+def test_captured_rounds_are_the_same(layout: str, gpu: torch.device, tiny_heads: dict[str, TinyHead]) -> None:
+    """The fourth round of a shape is a graph's; rounds of another shape between them do not disturb it."""
+    tiny = tiny_heads[layout]
+    head = load_head(tiny.head_dir, target_model_dir=tiny.target_dir)
+    found = []
+    with torch.inference_mode():
+        for uses_graphs in (False, True):
+            model = DeviceModel(head, device=gpu, dtype=torch.float32, num_positions=1024)
+            runner = DeviceRunner(model, uses_graphs=uses_graphs)
+            random, chains = np.random.default_rng(3), []
+            caches = [runner.new_cache() for _ in range(3)]
+            wish = DraftWish(num_draft_tokens=4, position=9, sampling=GREEDY)
+            for _ in range(12):
+                for batch in (3, 1):
+                    stretches = [
+                        Stretch(
+                            cache=cache,
+                            features=random.standard_normal((count, FEATURES)).astype(np.float32),
+                            token_ids=random.integers(0, VOCAB, count).tolist(),
+                        )
+                        for cache, count in zip(caches[:batch], (3, 4, 2), strict=False)
+                    ]
+                    chains.append(runner.draft(stretches, [wish] * batch))
+            found.append(chains)
+            assert runner._graphs is None or runner._graphs.num_graphs == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
 def test_sampled_requests_beside_greedy_ones(
     gpu: torch.device, tiny_heads: dict[str, TinyHead], tmp_path: Path
 ) -> None:
