@@ -1,7 +1,7 @@
 """Greedy rounds as CUDA graphs: one launch for all of a round's kernels, where a small head would wait for the host.
 
 A graph repeats its kernels on the same addresses, so these rounds work in buffers of their own: input, and a window
-that caches are copied into. There is one graph for each shape that comes up several times; rare or large ones run without.
+that caches are copied into. A shape that comes up several times gets a graph; rare or large ones run without.
 """
 
 from __future__ import annotations
