@@ -101,11 +101,15 @@ class GraphRounds:
     def _capture(self, shape: GraphShape, given: RoundInput) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
+            # The outer stream is the current one: a capture that fails may leave its own in its place.
             # thread_local: what other threads of the process do meanwhile is no concern of this capture.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
                 ids = self._compute(given, self.memory(shape), shape.steps)
-        except torch.OutOfMemoryError as error:
-            # The shape stays without: its counter is past the mark.
+        except RuntimeError as error:
+            # The shape stays without, its counter is past the mark. A GPU that is lost says so at the next call too.
             _log.warning("event=no_graph shape=%s reason=%r", shape, str(error).partition("\n")[0])
             return
         self._graphs[shape] = graph, ids
