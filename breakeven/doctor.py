@@ -24,6 +24,7 @@ from breakeven.doctor_model import (
     agreement_samples,
     check_agreement,
     check_fit,
+    check_gpu,
     check_lossless,
     check_target,
     check_template,
@@ -100,6 +101,8 @@ def _model_findings(
     findings = [check_target(model), tokenizer, check_template(codec)]
     head = load_head(drafter.head_dir, target_model_dir=model_dir, overrides=head_overrides(drafter))
     findings += check_fit(model, head)
+    if drafter.device != "cpu":
+        findings.append(check_gpu(drafter.device, head))
     # Of a tokenizer or head that does not fit, nothing can be measured.
     if with_head and not any(finding.verdict == "failed" for finding in findings):
         with console.status("measuring the head on the target's own text"):

@@ -13,18 +13,22 @@ import torch
 
 from breakeven.finding import Finding
 from cpukernels.ports import ragged_rows
+from drafter.device.opening import check_room, open_device, weight_bytes
+from drafter.errors import OutOfDeviceMemory
 from drafter.head.weights import HeadWeights
 from drafter.selfcheck import AgreementTable, CheckSample, judge
 from gateway.errors import InvalidRequest
 from gateway.ports import ChatMessage
 from gateway.text.tokenizer import ModelTextCodec
 from verifier.embedded.model import TargetModel
+from wire.settings import ConfigError
 
 __all__ = [
     "OwnText",
     "agreement_samples",
     "check_agreement",
     "check_fit",
+    "check_gpu",
     "check_lossless",
     "check_target",
     "check_template",
@@ -143,6 +147,20 @@ def check_fit(model: TargetModel, head: HeadWeights) -> list[Finding]:
             "this head belongs to another target",
         ),
     ]
+
+
+def check_gpu(device_name: str, head: HeadWeights) -> Finding:
+    """The GPU of ``drafter.device`` is there and has room for the head."""
+    try:
+        device = open_device(device_name)
+        check_room(head, device, torch.bfloat16)
+    except (ConfigError, OutOfDeviceMemory) as error:
+        return Finding(
+            subject="drafter's GPU", verdict="failed", detail=str(error), remedy='or set drafter.device = "cpu"'
+        )
+    size_gb = weight_bytes(head, torch.bfloat16) / 1e9
+    detail = f"{torch.cuda.get_device_name(device)}, the head takes {size_gb:.1f} GB of it"
+    return Finding(subject="drafter's GPU", verdict="ok", detail=detail, remedy="")
 
 
 def own_text(model: TargetModel, codec: ModelTextCodec) -> list[OwnText]:

@@ -14,28 +14,44 @@ import torch
 from wire.noise import gumbel_noise
 from wire.sampling import SamplingParams
 
-__all__ = ["choose_draft_index"]
+__all__ = ["MAX_CANDIDATES", "choose_candidate", "choose_draft_index"]
 
-_MAX_CANDIDATES = 256
+MAX_CANDIDATES = 256
 
 
 def choose_draft_index(
-    logits: torch.Tensor,  # [draft vocab]
+    logits: torch.Tensor,  # [draft vocab], on the CPU
     *,
     sampling: SamplingParams,
-    shared_noise: bool,
     position: int,
     target_ids: npt.NDArray[np.int64],  # [draft vocab]
 ) -> int:
     """Index in the draft vocabulary of the guess for the token at ``position`` (index in prompt + output)."""
-    if sampling.is_greedy or not shared_noise:
+    if sampling.is_greedy:
         return int(logits.argmax())
-    top = torch.topk(logits, min(_MAX_CANDIDATES, len(logits)))
-    scaled = top.values.numpy().astype(np.float64) / sampling.temperature
+    top = torch.topk(logits, min(MAX_CANDIDATES, len(logits)))
+    indexes = top.indices.numpy()
+    return int(
+        indexes[
+            choose_candidate(top.values.numpy(), sampling=sampling, position=position, target_ids=target_ids[indexes])
+        ]
+    )
+
+
+def choose_candidate(
+    logits: npt.NDArray[np.float32],  # [N], best first
+    *,
+    sampling: SamplingParams,
+    position: int,
+    target_ids: npt.NDArray[np.int64],  # [N]
+) -> int:
+    """Which of the most likely ids is the guess; the first one if greedy."""
+    if sampling.is_greedy:
+        return 0
+    scaled = logits.astype(np.float64) / sampling.temperature
     kept = _num_kept(scaled, sampling)
-    indexes = top.indices.numpy()[:kept]
-    noise = gumbel_noise(sampling.seed, position, target_ids[indexes])
-    return int(indexes[np.argmax(scaled[:kept] + noise)])
+    noise = gumbel_noise(sampling.seed, position, target_ids[:kept])
+    return int(np.argmax(scaled[:kept] + noise))
 
 
 def _num_kept(scaled: npt.NDArray[np.float64], sampling: SamplingParams) -> int:

@@ -11,10 +11,16 @@ import torch
 
 from cpukernels.choose import choose_kernels
 from drafter.config import DrafterConfig
+from drafter.device.model import DeviceModel
+from drafter.device.opening import check_room, named_errors, open_device
+from drafter.device.runner import DeviceRunner
 from drafter.engine import DraftEngine, EngineLimits
 from drafter.head.config import HeadOverrides
 from drafter.head.loader import load_head
+from drafter.head.weights import HeadWeights
+from drafter.host_runner import HostRunner
 from drafter.model import DraftModel, suitable_kernels
+from drafter.ports import DraftRunner
 from drafter.ring import RingFeatures
 from drafter.server import DrafterServer, LoadedEngine, LoadProgress
 from wire.messages import DrafterInfo
@@ -66,14 +72,9 @@ def load_engine(config: DrafterConfig, progress: LoadProgress) -> LoadedEngine:
 
     Raises:
         HeadError: the head can't be loaded. KernelBuildError: native kernels were demanded and can't be built.
+        ConfigError: there is no such GPU. OutOfDeviceMemory: the head does not fit into what is free of it.
     """
-    progress.report("building kernels", 0.0)
-    kernels = choose_kernels(config.kernels, cache_dir=config.cache_dir.expanduser(), warn=_warn)
-    progress.report("loading head", 0.2)
-    head = load_head(config.head_dir, target_model_dir=config.target_model_dir, overrides=head_overrides(config))
-    progress.report("packing head", 0.7)
-    num_positions = config.max_context_len + config.max_draft_tokens
-    model = DraftModel(head, suitable_kernels(kernels, head, _warn), num_positions=num_positions)
+    runner, head = _host_runner(config, progress) if config.device == "cpu" else _device_runner(config, progress)
     limits = EngineLimits(
         max_draft_tokens=config.max_draft_tokens,
         max_context_len=config.max_context_len,
@@ -89,7 +90,38 @@ def load_engine(config: DrafterConfig, progress: LoadProgress) -> LoadedEngine:
         aux_layer_ids=head.config.aux_layer_ids,
         max_draft_tokens=config.max_draft_tokens,
     )
-    return LoadedEngine(engine=DraftEngine(model, RingFeatures(config.ring_path), limits), info=info)
+    return LoadedEngine(engine=DraftEngine(runner, RingFeatures(config.ring_path), limits), info=info)
+
+
+def _host_runner(config: DrafterConfig, progress: LoadProgress) -> tuple[DraftRunner, HeadWeights]:
+    progress.report("building kernels", 0.0)
+    kernels = choose_kernels(config.kernels, cache_dir=config.cache_dir.expanduser(), warn=_warn)
+    head = _load_head(config, progress)
+    num_positions = config.max_context_len + config.max_draft_tokens
+    model = DraftModel(head, suitable_kernels(kernels, head, _warn), num_positions=num_positions)
+    return HostRunner(model), head
+
+
+def _device_runner(config: DrafterConfig, progress: LoadProgress) -> tuple[DraftRunner, HeadWeights]:
+    progress.report("opening the GPU", 0.0)
+    device = open_device(config.device)
+    head = _load_head(config, progress)
+    check_room(head, device, torch.bfloat16)
+    num_positions = config.max_context_len + config.max_draft_tokens
+    with named_errors(device):
+        model = DeviceModel(head, device=device, dtype=torch.bfloat16, num_positions=num_positions)
+    runner = DeviceRunner(model)
+    runner.warm_up(config.max_draft_tokens)
+    used_gb = torch.cuda.memory_reserved(device) / 1e9
+    _log.info("event=head_on_gpu device=%s name=%r gb=%.2f", device, torch.cuda.get_device_name(device), used_gb)
+    return runner, head
+
+
+def _load_head(config: DrafterConfig, progress: LoadProgress) -> HeadWeights:
+    progress.report("loading head", 0.2)
+    head = load_head(config.head_dir, target_model_dir=config.target_model_dir, overrides=head_overrides(config))
+    progress.report("packing head", 0.7)
+    return head
 
 
 def _warn(message: str) -> None:

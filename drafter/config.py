@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ from typing import Literal
 from wire.settings import ConfigError, setting
 
 __all__ = ["DrafterConfig"]
+
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class DrafterConfig:
     )
     endpoint: str = setting("ipc:///tmp/breakeven-drafter.sock", "Where to listen: ipc://path or tcp://host:port.")
     ring_path: Path | None = setting(None, "The verifier's tensor ring; may appear, or be replaced, later.")
+    device: str = setting("cpu", "Where the head runs: cpu (float32), cuda or cuda:N (bfloat16, caches included).")
     kernels: Literal["auto", "native", "torch"] = setting("auto", "CPU kernels; auto builds the native ones if it can.")
     cache_dir: Path = setting(Path("~/.cache/breakeven"), "Where built kernels are kept.")
     num_threads: int = setting(1, "Threads torch may use; more than one per process loses on shared cores.")
@@ -51,6 +55,8 @@ class DrafterConfig:
         """
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ConfigError("drafter.endpoint", f"must start with ipc:// or tcp://, not {self.endpoint!r}")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError("drafter.device", f"must be cpu, cuda or cuda:N, not {self.device!r}")
         _check_range("num_threads", self.num_threads, 1, 256)
         _check_range("max_draft_tokens", self.max_draft_tokens, 1, 64)
         _check_range("max_context_len", self.max_context_len, 16, 1 << 20)

@@ -12,16 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from cpukernels.ports import ragged_rows
-from drafter.choice import choose_draft_index
-from drafter.errors import DraftRejected
-from drafter.model import DraftModel
+from drafter.errors import DeviceLost, DraftRejected, OutOfDeviceMemory
 from drafter.policy import DraftWork, Waiting, choose_evictions
-from drafter.ports import FeatureSource
-from drafter.state import RequestState
+from drafter.ports import DraftRunner, DraftWish, FeatureSource, Stretch
+from drafter.state import GREEDY, RequestState
 from wire.errors import RingError, StaleTensor
 from wire.messages import DraftExtend, DraftFailed, DraftProposal
 from wire.sampling import SamplingParams
@@ -31,7 +27,6 @@ __all__ = ["BatchOutcome", "DraftEngine", "EngineLimits", "Reply"]
 _log = logging.getLogger(__name__)
 # Bounds the memory of one forward: a long prompt is read in pieces.
 _MAX_ROWS = 1024
-_NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +69,23 @@ class _Ask:
         """Slots that the draft rests on: all that the committed ids allow."""
         return self.waiting.message.base_len - 1
 
+    def stretch(self, num_slots: int) -> Stretch:
+        """The next ``num_slots`` slots."""
+        begin = self.state.cache.length
+        return Stretch(
+            cache=self.state.cache,
+            features=self.state.features.rows(begin, begin + num_slots),
+            token_ids=self.state.ids[begin + 1 : begin + 1 + num_slots],
+        )
+
 
 class DraftEngine:
-    """Owns the model and all requests' states. Not thread-safe: one engine thread runs it."""
+    """Owns the head's runner and all requests' states. Not thread-safe: one engine thread runs it."""
 
-    def __init__(self, model: DraftModel, features: FeatureSource, limits: EngineLimits) -> None:
+    def __init__(self, runner: DraftRunner, features: FeatureSource, limits: EngineLimits) -> None:
         needed = limits.max_context_len + limits.max_draft_tokens
-        assert model.num_positions >= needed
-        self._model = model
+        assert runner.num_positions >= needed
+        self._runner = runner
         self._features = features
         self._limits = limits
         self._states: OrderedDict[str, RequestState] = OrderedDict()
@@ -93,18 +97,28 @@ class DraftEngine:
         return len(self._states)
 
     def run(self, works: Sequence[DraftWork]) -> BatchOutcome:
-        """Run one batch. Never raises for a request's sake: what goes wrong becomes its DraftFailed."""
+        """Run one batch. Never raises for a request's sake: what goes wrong becomes its DraftFailed.
+
+        Raises:
+            DeviceLost: nothing can be computed in this process any more.
+        """
         with torch.inference_mode():
             replies: list[Reply] = []
             asks = [ask for work in works if (ask := self._align(work, replies)) is not None]
             num_rows = 0
             try:
                 num_rows = self._draft(asks)
+            except DeviceLost:
+                raise
+            except OutOfDeviceMemory as error:
+                _log.warning("event=draft_batch_failed num_requests=%d reason=%r", len(asks), str(error))
+                replies.extend(self._dropped(asks, "out_of_memory", str(error)))
+                # Else the caches of requests that wait would fail every batch to come.
+                self.counters["evicted"] += len(self._states)
+                self._states.clear()
             except Exception as error:  # noqa: BLE001 - the batch is a request boundary, logged with traceback
                 _log.exception("event=draft_batch_failed num_requests=%d", len(asks))
-                for ask in asks:
-                    self._states.pop(ask.waiting.message.request_id, None)
-                    replies.append(self._failed(ask.waiting, "internal", repr(error)))
+                replies.extend(self._dropped(asks, "internal", repr(error)))
             else:
                 replies.extend(self._proposed(ask.waiting, ask.draft_ids) for ask in asks)
             self._evict({work.request_id for work in works})
@@ -144,7 +158,7 @@ class DraftEngine:
         state = self._states.get(message.request_id)
         if message.start == 0:
             # A request's first message, or a re-sync: nothing held is trusted, except how it samples.
-            fresh = RequestState(feature_size=self._model.feature_size, cache=self._model.new_cache())
+            fresh = RequestState(feature_size=self._runner.feature_size, cache=self._runner.new_cache())
             if state is not None:
                 fresh.sampling = state.sampling
                 self.counters["resyncs"] += 1
@@ -165,15 +179,15 @@ class DraftEngine:
             raise DraftRejected("internal", f"start {message.start} and the ids don't add up to {message.base_len}")
         if message.base_len > self._limits.max_context_len:
             raise DraftRejected("context_limit", f"{message.base_len} ids, limit {self._limits.max_context_len}")
-        if message.token_ids and not 0 <= min(message.token_ids) <= max(message.token_ids) < self._model.vocab_size:
-            raise DraftRejected("internal", f"an id is outside the vocabulary of {self._model.vocab_size}")
+        if message.token_ids and not 0 <= min(message.token_ids) <= max(message.token_ids) < self._runner.vocab_size:
+            raise DraftRejected("internal", f"an id is outside the vocabulary of {self._runner.vocab_size}")
 
     def _read_spans(self, state: RequestState, message: DraftExtend) -> None:
         """Append the rows not held yet. Rows past base_len - 2 belong to rejected drafts and are cut."""
         for span in message.spans:
             store, shape = state.features, span.ref.shape
-            if len(shape) != 2 or shape[1] != self._model.feature_size:
-                raise DraftRejected("internal", f"features of shape {shape}, {self._model.feature_size} wide expected")
+            if len(shape) != 2 or shape[1] != self._runner.feature_size:
+                raise DraftRejected("internal", f"features of shape {shape}, {self._runner.feature_size} wide expected")
             if span.start > store.end:
                 raise DraftRejected("feature_gap", f"span from {span.start}, features are held up to {store.end}")
             begin, end = store.end - span.start, min(shape[0], message.base_len - 1 - span.start)
@@ -209,17 +223,12 @@ class DraftEngine:
         for ask in asks:
             # At least the last slot is computed (again): its state is what the first guess comes from.
             ask.state.cache.length = min(ask.state.cache.length, ask.num_slots - 1)
-        counts = [ask.num_slots - ask.state.cache.length for ask in asks]
-        states = self._extend(asks, counts, np.cumsum(counts) - 1)
-        for ask in asks:
+        stretches = [ask.stretch(ask.num_slots - ask.state.cache.length) for ask in asks]
+        drafts = self._runner.draft(stretches, [self._wish(ask) for ask in asks])
+        for ask, ids in zip(asks, drafts, strict=True):
+            ask.draft_ids = ids
             ask.state.settle(ask.num_slots)
-        num_rows += sum(counts)
-        try:
-            num_rows += self._chain(asks, states)
-        finally:
-            for ask in asks:
-                ask.state.cache.length = ask.num_slots
-        return num_rows
+        return num_rows + sum(len(stretch.token_ids) for stretch in stretches) + sum(len(ids) - 1 for ids in drafts)
 
     def _shorten(self, asks: Sequence[_Ask]) -> int:
         """Read long stretches in pieces, keys and values only, until the rest fits one forward."""
@@ -229,52 +238,18 @@ class DraftEngine:
             count = min(max(pending) - 1, _MAX_ROWS)
             if count < 1:
                 break
-            self._extend([longest], [count], _NO_ROWS)
-            longest.state.settle(longest.state.cache.length + count)
+            self._runner.read(longest.stretch(count))
+            longest.state.settle(longest.state.cache.length)
             num_rows += count
         return num_rows
 
-    def _extend(
-        self, asks: Sequence[_Ask], counts: Sequence[int], wanted: npt.NDArray[np.int64]
-    ) -> torch.Tensor:  # [len(wanted), H]
-        caches = [ask.state.cache for ask in asks]
-        features, ids = [], []
-        for ask, count in zip(asks, counts, strict=True):
-            begin = ask.state.cache.length
-            features.append(ask.state.features.rows(begin, begin + count))
-            ids.extend(ask.state.ids[begin + 1 : begin + 1 + count])
-        hidden = self._model.fuse(torch.from_numpy(np.concatenate(features)))
-        return self._model.forward(hidden, torch.tensor(ids), ragged_rows(caches, counts), wanted)
-
-    def _chain(self, asks: Sequence[_Ask], states: torch.Tensor) -> int:  # [N, H]
-        """Guess from the last slots' states, then feed each guess back; returns the rows it took."""
-        num_rows = 0
-        active = list(asks)
-        while True:
-            logits, fed_back = self._model.guess(states)
-            for row, ask in enumerate(active):
-                ask.draft_ids.append(self._choose(ask, logits[row]))
-            going = [row for row, ask in enumerate(active) if len(ask.draft_ids) < ask.num_draft_tokens]
-            if not going:
-                return num_rows
-            if len(going) < len(active):
-                active, fed_back = [active[row] for row in going], fed_back[going]
-            rows = ragged_rows([ask.state.cache for ask in active], [1] * len(active))
-            ids = torch.tensor([ask.draft_ids[-1] for ask in active])
-            states = self._model.forward(fed_back, ids, rows, np.arange(len(active)))
-            for ask in active:
-                ask.state.cache.length += 1
-            num_rows += len(active)
-
-    def _choose(self, ask: _Ask, logits: torch.Tensor) -> int:  # [draft vocab]
-        index = choose_draft_index(
-            logits,
-            sampling=ask.state.sampling,
-            shared_noise=self._limits.shared_noise,
-            position=ask.waiting.message.base_len + len(ask.draft_ids),
-            target_ids=self._model.target_ids,
+    def _wish(self, ask: _Ask) -> DraftWish:
+        message, sampling = ask.waiting.message, ask.state.sampling
+        return DraftWish(
+            num_draft_tokens=ask.num_draft_tokens,
+            position=message.base_len,
+            sampling=sampling if self._limits.shared_noise else GREEDY,
         )
-        return int(self._model.target_ids[index])
 
     # ------------------------------------------------------------ replies
 
@@ -291,6 +266,12 @@ class DraftEngine:
     def _superseded(self, waiting: Waiting) -> Reply:
         self.counters["superseded"] += 1
         return _reply(waiting, ())
+
+    def _dropped(self, asks: Sequence[_Ask], code: str, text: str) -> list[Reply]:
+        """Fail a batch: nobody knows what its caches hold, so the requests start anew."""
+        for ask in asks:
+            self._states.pop(ask.waiting.message.request_id, None)
+        return [self._failed(ask.waiting, code, text) for ask in asks]
 
     def _failed(self, waiting: Waiting, code: str, text: str) -> Reply:
         self.counters[f"failed_{code}"] += 1

@@ -8,6 +8,9 @@ DrafterError
 │   ├── UnusedTensors            the file holds tensors this loader would ignore, so it would run another model
 │   ├── TensorMismatch           a tensor has the wrong shape, or contradicts another one
 │   └── UnsupportedHead          a known feature that is not implemented
+├── DeviceError                  the GPU; whoever shares it out
+│   ├── OutOfDeviceMemory        a load or a batch does not fit into what is free; the next one may
+│   └── DeviceLost               a kernel failed for good: every later call would fail too, so the process ends
 └── DraftRejected                one round can't be served; becomes DraftFailed with its code (inside the process)
 
 The gateway's client raises wire.errors.PeerError: PeerLost, PeerLate, or PeerRefused with DraftFailed's code.
@@ -18,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 __all__ = [
+    "DeviceError",
+    "DeviceLost",
     "DraftRejected",
     "DrafterError",
     "HeadConfigError",
     "HeadError",
     "HeadFileError",
     "MissingTensor",
+    "OutOfDeviceMemory",
     "TensorMismatch",
     "UnsupportedHead",
     "UnusedTensors",
@@ -76,6 +82,18 @@ class TensorMismatch(HeadError):
 
 class UnsupportedHead(HeadError):
     """A known feature of other heads that is not implemented here."""
+
+
+class DeviceError(DrafterError):
+    """The GPU can't do what it is asked."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """A load or a batch does not fit into the GPU's free memory. The process goes on."""
+
+
+class DeviceLost(DeviceError):
+    """A kernel failed for good; CUDA answers nothing in this process any more."""
 
 
 class DraftRejected(DrafterError):

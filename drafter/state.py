@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpukernels.kv_cache import KvCache
 from drafter.features import FeatureStore
+from drafter.ports import DraftCache
 from wire.sampling import SamplingParams
 
-__all__ = ["RequestState"]
+__all__ = ["GREEDY", "RequestState"]
 
-_GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class RequestState:
@@ -22,11 +22,11 @@ class RequestState:
     Invariants: features.first <= cache.length <= features.end <= len(ids), and cache.length <= max(0, len(ids) - 1).
     """
 
-    def __init__(self, *, feature_size: int, cache: KvCache) -> None:
+    def __init__(self, *, feature_size: int, cache: DraftCache) -> None:
         self.ids: list[int] = []
         self.features = FeatureStore(feature_size)
         self.cache = cache
-        self.sampling = _GREEDY
+        self.sampling = GREEDY
 
     @property
     def num_slots(self) -> int:

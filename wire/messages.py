@@ -304,7 +304,8 @@ class DraftFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The drafter can't serve this round.
 
     code: "stale_features" (the ring moved on), "feature_gap" (spans don't continue what it holds), "unknown_request",
-    "context_limit", "overloaded", "internal". The gateway goes plain for the round and re-syncs from position 0.
+    "context_limit", "overloaded", "out_of_memory" (the drafter's GPU), "internal". The gateway goes plain for the round
+    and re-syncs from position 0.
     """
 
     request_id: str

@@ -104,6 +104,11 @@ def test_a_head_that_is_not_there(bench: Bench) -> None:
     assert (status, "docs/heads.md" in output) == (1, True)
 
 
+def test_a_gpu_that_is_not_there(bench: Bench) -> None:
+    status, output = doctor(bench, "--drafter.device", "cuda:99")
+    assert (status, "is 'cuda:99', but" in output, "or set drafter.device" in output) == (1, True, True)
+
+
 def failed_fit(findings: list[Finding]) -> list[str]:
     return [finding.remedy for finding in findings if finding.verdict == "failed"]
 

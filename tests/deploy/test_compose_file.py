@@ -15,6 +15,7 @@ from jsonschema import Draft201909Validator
 from breakeven import __version__
 from breakeven.cli import app
 from breakeven.settings import SECTIONS, Settings, find_profile
+from drafter.config import DrafterConfig
 from gateway.engine_config import EngineConfig
 from tests.deploy.compose_file import COMPOSE_PATH, ROOT, Service, read_raw, read_services, select
 from tests.deploy.interpolation import interpolate_tree, read_env_file, variables
@@ -164,6 +165,14 @@ def test_sglang_gets_its_gpus_and_the_profile_s_arguments_and_nccl_environment()
     assert environ["NCCL_P2P_LEVEL"] == "SYS"
     assert environ["BREAKEVEN_TAP_RING"] == SERVICES["sglang-drafter"].environment["BREAKEVEN_DRAFTER_RING_PATH"]
     assert service.raw["ulimits"]["memlock"] == -1
+
+
+def test_the_drafter_beside_sglang_sees_one_gpu_and_runs_where_torch_has_cuda() -> None:
+    service = SERVICES["sglang-drafter"]
+    (device,) = service.raw["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}
+    assert service.raw["image"] == SERVICES["sglang"].raw["image"]
+    assert _settings(service).section("drafter", DrafterConfig).device == "cuda:0"
 
 
 def test_the_three_of_a_stack_agree_on_where_they_meet() -> None:

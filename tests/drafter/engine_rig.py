@@ -10,10 +10,14 @@ import numpy as np
 import torch
 
 from cpukernels.ports import Kernels
+from drafter.device.model import DeviceModel
+from drafter.device.runner import DeviceRunner
 from drafter.engine import DraftEngine, EngineLimits
 from drafter.head.loader import load_head
+from drafter.host_runner import HostRunner
 from drafter.model import DraftModel, suitable_kernels
 from drafter.policy import Waiting, merge_waiting
+from drafter.ports import DraftRunner
 from drafter.ring import RingFeatures
 from tests.drafter.heads import FEATURES, VOCAB, TinyHead
 from tests.drafter.reference import ReferenceHead
@@ -69,18 +73,35 @@ class Story:
 
 
 class Rig:
-    """An engine with its ring."""
+    """An engine with its ring. device: run the device's implementation there, in ``dtype``, instead of ``kernels``."""
 
-    def __init__(self, tiny: TinyHead, kernels: Kernels, ring_path: Path, **limits: int | bool) -> None:
+    def __init__(
+        self,
+        tiny: TinyHead,
+        kernels: Kernels | None,
+        ring_path: Path,
+        *,
+        device: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        **limits: int | bool,
+    ) -> None:
         self.reference = tiny.reference
         self.ring_path = ring_path
         self.ring = TensorRingWriter(ring_path, num_slots=64, slot_bytes=256 * FEATURES * 4)
         head = load_head(tiny.head_dir, target_model_dir=tiny.target_dir)
         known = {"max_draft_tokens": 8, "max_context_len": 256, "max_requests": 8, "shared_noise": True} | limits
         self.limits = EngineLimits(**known)  # type: ignore[arg-type]
-        chosen = suitable_kernels(kernels, head, lambda _message: None)
-        self.model = DraftModel(head, chosen, num_positions=self.limits.max_context_len + 8)
-        self.engine = DraftEngine(self.model, RingFeatures(ring_path), self.limits)
+        num_positions = self.limits.max_context_len + 8
+        self.model: DraftModel | DeviceModel
+        if device is None:
+            assert kernels is not None
+            chosen = suitable_kernels(kernels, head, lambda _message: None)
+            self.model = DraftModel(head, chosen, num_positions=num_positions)
+            self.runner: DraftRunner = HostRunner(self.model)
+        else:
+            self.model = DeviceModel(head, device=torch.device(device), dtype=dtype, num_positions=num_positions)
+            self.runner = DeviceRunner(self.model)
+        self.engine = DraftEngine(self.runner, RingFeatures(ring_path), self.limits)
 
     def run(self, *messages: DraftExtend) -> list[DraftProposal | DraftFailed]:
         """One batch; replies in the order of the messages."""

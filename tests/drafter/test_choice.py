@@ -14,14 +14,12 @@ IDS = np.arange(0, 2000, 2, dtype=np.int64)
 LOGITS = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def choose(sampling: SamplingParams, *, position: int = 7, shared_noise: bool = True) -> int:
-    return choose_draft_index(LOGITS, sampling=sampling, shared_noise=shared_noise, position=position, target_ids=IDS)
+def choose(sampling: SamplingParams, *, position: int = 7) -> int:
+    return choose_draft_index(LOGITS, sampling=sampling, position=position, target_ids=IDS)
 
 
-def test_greedy_and_unshared_take_the_best() -> None:
-    best = int(LOGITS.argmax())
-    assert choose(SamplingParams(temperature=0.0)) == best
-    assert choose(SamplingParams(temperature=1.0), shared_noise=False) == best
+def test_greedy_takes_the_best() -> None:
+    assert choose(SamplingParams(temperature=0.0)) == int(LOGITS.argmax())
 
 
 @pytest.mark.parametrize("position", range(40))

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from drafter.client import DrafterClient
 from drafter.compose import head_overrides, load_engine, run
@@ -188,6 +189,18 @@ def test_loading_reports_what_it_loaded(tiny_heads: dict[str, TinyHead], kernel_
     loaded = load_engine(config, progress)
     assert (loaded.info.feature_size, loaded.info.draft_vocab_size, loaded.info.target_vocab_size) == (96, 40, 96)
     assert progress.phase == "packing head"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_a_plain_error(tiny_heads: dict[str, TinyHead], tmp_path: Path) -> None:
+    config = DrafterConfig(
+        head_dir=tiny_heads["speculators"].head_dir,
+        endpoint=f"ipc://{tmp_path}/d.sock",
+        device="cuda:1",
+        exit_with_parent=False,
+    )
+    with pytest.raises(ConfigError, match=r"drafter\.device: is 'cuda:1', but"):
+        run(config)
 
 
 def test_no_head_or_a_broken_one_is_a_plain_error(tmp_path: Path) -> None:

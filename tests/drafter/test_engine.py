@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,17 +13,25 @@ import torch
 from cpukernels.ports import Kernels
 from drafter import engine as engine_module
 from drafter import features as features_module
+from drafter.errors import DeviceLost
+from drafter.model import DraftModel
 from tests.drafter.engine_rig import GREEDY, Rig, Story, stale_all
-from tests.drafter.heads import FEATURES, TinyHead
+from tests.drafter.heads import FEATURES, LAYOUTS, TinyHead
 from wire.messages import DraftExtend, FeatureSpan
 from wire.noise import gumbel_noise
 from wire.sampling import SamplingParams
 from wire.tensor_ring import TensorRingWriter
 
 
+@pytest.fixture(params=["host", "device"])
+def device(request: pytest.FixtureRequest) -> str | None:
+    """Where the head runs: the CPU's own path, or the GPU's path on the CPU."""
+    return None if request.param == "host" else "cpu"
+
+
 @pytest.fixture
-def rig(tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tiny_heads["specforge, embedding from the target"], kernels, tmp_path / "ring")
+def rig(tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None) -> Iterator[Rig]:
+    rig = Rig(tiny_heads["specforge, embedding from the target"], kernels, tmp_path / "ring", device=device)
     yield rig
     rig.ring.close()
 
@@ -43,13 +51,11 @@ def test_rounds_continue_with_a_plus_one_slots(rig: Rig) -> None:
         known = base_len
 
 
-@pytest.mark.parametrize(
-    "layout", ["eagle 3.1, legacy norm names", "speculators, three qwen3 layers", "latent attention"]
-)
-def test_rounds_of_other_layouts(
-    layout: str, tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rounds_of_every_layout(
+    layout: str, tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None
 ) -> None:
-    rig, story, known = Rig(tiny_heads[layout], kernels, tmp_path / "ring"), Story("a", 24), 0
+    rig, story, known = Rig(tiny_heads[layout], kernels, tmp_path / "ring", device=device), Story("a", 24), 0
     for base_len in (7, 8, 12, 20):
         assert rig.ids(story.message(rig.ring, base_len, start=known)) == [story.expected(rig.reference, base_len)]
         known = base_len
@@ -279,11 +285,39 @@ def test_a_failing_forward_answers_everyone_and_recovers(rig: Rig, monkeypatch: 
     assert rig.ids(story.message(rig.ring, 7)) == [story.expected(rig.reference, 7)]
 
 
+def test_a_full_gpu_fails_the_batch_and_recovers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests outside the batch lose their state too: their caches are what there is to free."""
+    if isinstance(rig.model, DraftModel):
+        pytest.skip("the CPU's own path")
+    story, waits = Story("a", 40), Story("waits", 40)
+    rig.ids(waits.message(rig.ring, 6))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.model, "fuse", _raise(torch.OutOfMemoryError("CUDA out of memory")))
+        assert rig.codes(story.message(rig.ring, 6), Story("b", 40).message(rig.ring, 6)) == ["out_of_memory"] * 2
+    assert rig.codes(waits.message(rig.ring, 7, start=6)) == ["unknown_request"]
+    assert rig.ids(story.message(rig.ring, 7)) == [story.expected(rig.reference, 7)]
+
+
+def test_a_lost_gpu_ends_the_process(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(rig.model, DraftModel):
+        pytest.skip("the CPU's own path")
+    monkeypatch.setattr(rig.model, "fuse", _raise(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        rig.run(Story("a", 40).message(rig.ring, 6))
+
+
+def _raise(error: Exception) -> Callable[..., None]:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_shared_noise_is_the_targets_noise_of_the_guessed_position(rig: Rig) -> None:
     story, sampling = Story("a", 40), SamplingParams(temperature=0.8, seed=11)
 
     def choose(logits: torch.Tensor, position: int) -> int:
-        ids = torch.from_numpy(rig.model.target_ids).numpy()
+        ids = np.asarray(rig.model.target_ids)
         noisy = logits.double().numpy() / 0.8 + gumbel_noise(11, position, ids)
         return int(np.argmax(noisy))
 
@@ -294,9 +328,9 @@ def test_shared_noise_is_the_targets_noise_of_the_guessed_position(rig: Rig) -> 
 
 
 def test_without_shared_noise_sampling_requests_get_greedy_guesses(
-    tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path
+    tiny_heads: dict[str, TinyHead], kernels: Kernels, tmp_path: Path, device: str | None
 ) -> None:
-    rig = Rig(tiny_heads["speculators"], kernels, tmp_path / "ring", shared_noise=False)
+    rig = Rig(tiny_heads["speculators"], kernels, tmp_path / "ring", device=device, shared_noise=False)
     story = Story("a", 40)
     message = story.message(rig.ring, 10, sampling=SamplingParams(temperature=0.8, seed=11))
     assert rig.ids(message) == [story.expected(rig.reference, 10)]
