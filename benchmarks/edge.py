@@ -168,7 +168,8 @@ async def serving(kind: str, *, block: int, pace_s: float) -> AsyncIterator[tupl
         assert process.stdout is not None
         yield int(await asyncio.wait_for(process.stdout.readline(), 60)), process.pid
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 

@@ -68,7 +68,8 @@ async def transformers(model_dir: Path, threads: int, device: str = "cpu") -> As
             "transformers, early exit": Transformers(process, {"assistant_early_exit": 10}),
         }
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 
@@ -115,7 +116,8 @@ async def tightwad(
                     await asyncio.sleep(0.3)
         yield url, process.pid
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 
