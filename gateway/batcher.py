@@ -131,7 +131,7 @@ class VerifyBatcher:
         """How much longer this batch waits for drafts on their way; None: not at all."""
         if not batch or not self._drafting or self._verifier.mixes_plain_rounds:
             return None
-        could_go_s = max(self._free_s, min(waiting.since_s for waiting in batch))
+        could_go_s = max(self._free_s, batch[0].since_s)  # they stand in the order they came
         left_s = could_go_s + _PATIENCE * self._pass_s - self._clock()
         return left_s if left_s > 0.0 else None
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks.sglang.engines import Engine, Variant, lane_endpoint, ring_path, sglang_version
+from benchmarks.sglang.engines import Engine, Variant, lane_endpoint, ring_path, sglang_version, spawn_engine
 from benchmarks.sglang.entry_points import PLUGIN, plugin_python_path
 from verifier.sglang.command import render_command
 from verifier.sglang.config import SGLangConfig, engine_environ
@@ -127,19 +125,4 @@ def _start(name: str, config: SGLangConfig, setup: SGLangSetup) -> Engine:
     added = list(command.environ)
     if name == TARGET_ENGINE:
         added.append(("PYTHONPATH", plugin_python_path(directory / "plugins", PLUGIN)))
-    with (directory / "engine.log").open("wb") as output:
-        process = subprocess.Popen(
-            command.argv,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=engine_environ(added),
-            start_new_session=True,
-            cwd=directory,
-        )
-    return Engine(
-        variant=Variant(name=name),
-        url=config.url,
-        directory=directory,
-        process=process,
-        started_s=time.monotonic(),
-    )
+    return spawn_engine(Variant(name=name), command.argv, engine_environ(added), url=config.url, directory=directory)

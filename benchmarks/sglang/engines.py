@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ __all__ = [
     "plan_variants",
     "ring_path",
     "sglang_version",
+    "spawn_engine",
     "start_engine",
     "write_shape",
 ]
@@ -271,14 +273,15 @@ def start_engine(
     command = [python, "-m", "sglang.launch_server", "--model-path", str(target), "--load-format", "dummy"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--page-size", "1", "--sampling-backend", "pytorch"]
     command += ["--max-total-tokens", str(variant.max_total_tokens), *common, *variant.args]
+    return spawn_engine(variant, command, environ, url=f"http://127.0.0.1:{port}", directory=directory)
+
+
+def spawn_engine(
+    variant: Variant, command: Sequence[str], environ: Mapping[str, str], *, url: str, directory: Path
+) -> Engine:
+    """Run the command in a session of its own, its output in engine.log of the directory."""
     with (directory / "engine.log").open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environ, start_new_session=True, cwd=directory
         )
-    return Engine(
-        variant=variant,
-        url=f"http://127.0.0.1:{port}",
-        directory=directory,
-        process=process,
-        started_s=time.monotonic(),
-    )
+    return Engine(variant=variant, url=url, directory=directory, process=process, started_s=time.monotonic())
